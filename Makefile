@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
+CONSTRAINTS ?= constraints/dev.txt
 RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
 DEV = -e ".[train,rewards,track,lora,gguf,data]" --group dev
 # Spinning threads are 3 to 6 times slower where cores are shared.
@@ -12,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Otherwise every process compiles torch anew: no installer does it beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-slow test-laws test-peers test-ray test-bridges mutants lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-lowest test-slow test-laws test-peers test-ray test-bridges mutants mutants-changed lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -38,19 +39,27 @@ compare: $(VENV)/.train ## the same job by six algorithms, drawn together; about
 test: $(VENV)/.dev lint test-fast ## style, types, architecture, and the fast tests
 
 test-fast: $(VENV)/.dev ## the tests alone; another Python: make test-fast PYTHON=python3.13 VENV=.venv-3.13
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(WITHOUT)
 
-test-pythons: ## the fast tests on the other Pythons of the classifiers, where their interpreters are found
+# torch computes the same numbers under every Python; the doctests and the trainer's runs call what these test.
+NUMBERS = $(addprefix --ignore-glob=tests/,advantage batching corrections execution filters kernels lab logprobs losses regressions \
+	turns test_diagnostics* test_enumeration* test_golden* test_laws* test_routing* test_scan* test_sharded*)
+
+test-pythons: ## the fast tests of what is not numbers alone on the other Pythons, where their interpreters are found
 	@for version in $(PYTHONS); do \
-		if python=$$(.ci/python $$version); then $(MAKE) test-fast PYTHON=$$python VENV=.venv-$$version || exit 1; \
+		if python=$$(.ci/python $$version); then \
+			$(MAKE) test-fast PYTHON=$$python VENV=.venv-$$version WITHOUT="$(NUMBERS)" || exit 1; \
 		else echo "Python $$version was not found: not tested"; fi; \
 	done
+
+test-lowest: ## the same with the lowest versions that pyproject.toml allows
+	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt WITHOUT="$(NUMBERS)"
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m "slow and not laws" --durations=25
 
-test-laws: $(VENV)/.dev ## the compiler, export, DTensors and every second derivative of every primitive; half an hour
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m laws tests/test_laws_slow.py
+test-laws: $(VENV)/.dev ## every law of every call of every primitive: also the compiler, export, DTensors, second derivatives
+	$(BIN)/python -m pytest -q -m laws --durations=25 tests/test_laws_slow.py
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
@@ -64,6 +73,9 @@ test-bridges: .venv-bridges/.ready ## environments of other packages are played 
 
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
 	nice .venv-mutants/bin/python tests/mutation
+
+mutants-changed: .venv-mutants/.ready ## break the maths that the last ten commits of main changed, or those since BASE=...; six minutes at most
+	nice .venv-mutants/bin/python tests/mutation --changed $(BASE) --seconds 240 --per-function 4 --allowed 0.15 --out .venv-mutants/changed.jsonl
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -82,10 +94,11 @@ notebooks: $(VENV)/.dev ## run every notebook again: does it still say what is s
 	$(BIN)/python docs/notebooks/run.py --check
 
 pages: $(VENV)/.dev ## write the generated pages anew; the tests check that they are fresh
-	$(BIN)/python -m tests.public_api
-	$(BIN)/python -m tests.coverage_table
-	$(BIN)/python -m tests.paper_pages
-	$(BIN)/python -m tests.algorithms.algorithm_tables
+	$(BIN)/python -m tools.public_api
+	$(BIN)/python -m tools.coverage_table
+	$(BIN)/python -m tools.algorithm_tables
+	$(BIN)/python -m tools.settings_tables
+	$(BIN)/python -m tools.model_table
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
@@ -96,9 +109,9 @@ $(VENV)/.llm: $(VENV)/.train
 	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[lora,gguf]"
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints/dev.txt
-	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
-	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt $(DEV)
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
+	.ci/install $(VENV) $(PYTHON) -c $(CONSTRAINTS) torch
+	.ci/install $(VENV) $(PYTHON) -c $(CONSTRAINTS) $(DEV)
 	@touch $@ $(VENV)/.train $(VENV)/.llm
 
 # Peers pin other versions, so they live apart.

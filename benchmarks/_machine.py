@@ -1,7 +1,9 @@
 """Where and with what the numbers were taken."""
 
+import datetime
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from time import process_time
@@ -18,6 +20,7 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
+        "commit": commit(),
     }
 
 
@@ -57,6 +60,23 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str:
+    """Of the tree that is measured; ``+`` if files of it are changed."""
+
+    def git(*arguments: str) -> str:
+        found = subprocess.run(("git", *arguments), capture_output=True, text=True)
+        return found.stdout.strip()
+
+    return (git("rev-parse", "--short=7", "HEAD") or "unknown") + ("+" if git("diff", "--name-only", "HEAD") else "")
+
+
+def made(command: str) -> str:
+    """The line under a table: what measured it, when and where."""
+    machine = describe()
+    where = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, torch {version('torch')}"
+    return f"Measured by `{command}` at {machine['commit']}, {datetime.date.today().isoformat()}: {where}."
 
 
 def _cpu_model() -> str:

@@ -1,7 +1,6 @@
 """The same rows as text, as JSON, and as Markdown made from the JSON."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,29 +24,24 @@ FAMILIES = {
     "rewards": "Real answers scored by rule",
 }
 PICTURE, ALL = "ratios.png", "rows.md"
-SUMMARY = ("case", "ms", "fastest peer", "ms", "ratio", "verl ms", "ratio", "floor ms", "over floor", "error", "peer's")
+SUMMARY = ("case", "ms", "fastest peer", "ratio", "verl's ratio", "over floor", "error", "peer's")
+STORED = Path(__file__).parents[1] / "docs" / "benchmarks" / "results.json"
 INTRODUCTION = """\
 # Benchmarks
 
-Made by `make bench`; do not edit. The page is written from the numbers in `{json}`.
+Measured by `make bench` at {commit}; made from `{json}`, do not edit.
 
-Times are CPU milliseconds of one thread: the median of rounds in which all functions of a case run in turn in
-one process.
+Times are CPU milliseconds of one thread: the median of rounds in which all functions of a case run in turn.
 
-- **ratio**: a peer's time over that of rlprims, the median of the ratios of the rounds. Above 1 rlprims is
-  faster.
-- **error**: max |result − oracle| / max |oracle| against float64, for rlprims and the fastest peer, in the same
-  run. For the filter and the rewards it is the share of wrong rows; for batching the work or the number of
-  parts beyond the minimum, as a share.
-- **floor**: a copy of as many bytes as the case must read and write, between existing buffers; with a head,
-  only the matrix products.
-- A case with "formulas" runs without kernels (`RLPRIMS_KERNELS=0`); a case with "compiled" runs the same lines
-  under `torch.compile`.
+- **ratio**: a peer's time over ours, the median over the rounds. Bold: rlprims is slower.
+- **error**: max |result − oracle| / max |oracle| against float64, ours and the fastest peer's. For the filter and the
+  rewards it is the share of wrong rows; for batching, the work or the number of parts beyond the minimum.
+- **over floor**: our time over that of a copy of the bytes that the case must read and write; with a head, over that of
+  its matrix products.
 
-[Every row, with quartiles and peak memory]({all})
-· [speed and memory: targets and measurements](targets.md) · [a step of the trainer beside TRL's](trainer_step.md)
-· [a step on SmolLM2-135M beside TRL's](smollm_step.md) · [ranks beside one process](ranks.md)
-· [engines of a cluster](execution.md)
+Variants of ours, all peers, quartiles and peak memory: [every row]({all}). Other measurements: [targets](targets.md) ·
+[a step of the trainer](trainer_step.md) · [a step on SmolLM2-135M](smollm_step.md) · [ranks](ranks.md) · [engines of a
+cluster](execution.md) · [long runs](long_run.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 
@@ -58,8 +52,11 @@ One thread of this machine at its best: {rates}.
 ROWS = """\
 # Every row of the benchmarks
 
-Made by `make bench` from `{json}`; do not edit. [The report](README.md) explains the columns. **peak** is the
-increase of resident memory, exact to about one array.
+Made from `{json}`. Measured by `make bench` at {commit}.
+
+[The report](README.md) explains the columns. **peak** is the increase of resident memory, exact to about one array.
+Rows with "formulas" run without kernels (`RLPRIMS_KERNELS=0`); rows with "compiled" run the same lines under
+`torch.compile`.
 """
 
 
@@ -79,7 +76,6 @@ def write(rows: list[Row], facts: dict[str, Any], out: Path) -> None:
     result = json.loads(out.read_text(encoding="utf-8"))
     _picture.draw(result["rows"], FAMILIES, out.with_name(PICTURE))
     out.with_name("README.md").write_text(summary(result, out.name), encoding="utf-8")
-    out.with_name(ALL).write_text(every_row(result, out.name), encoding="utf-8")
 
 
 def summary(result: dict[str, Any], name: str) -> str:
@@ -87,6 +83,7 @@ def summary(result: dict[str, Any], name: str) -> str:
     machine = result["machine"]
     page = INTRODUCTION.format(
         json=name,
+        commit=machine["commit"],
         all=ALL,
         picture=PICTURE,
         machine=f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}",
@@ -97,13 +94,14 @@ def summary(result: dict[str, Any], name: str) -> str:
     for title, rows in _families(result):
         page += f"\n## {title}\n\n| {' | '.join(SUMMARY)} |\n|---|---:|---|{'---:|' * (len(SUMMARY) - 3)}\n"
         for case in dict.fromkeys(row["case"] for row in rows):
-            for cells in _compared([row for row in rows if row["case"] == case]):
-                page += f"| {' | '.join(cells)} |\n"
+            page += f"| {' | '.join(_compared([row for row in rows if row['case'] == case]))} |\n"
     return page
 
 
-def every_row(result: dict[str, Any], name: str) -> str:
-    page = ROWS.format(json=name)
+def every_row() -> str:
+    """The page of all stored rows, which the site makes when it is built."""
+    result = json.loads(STORED.read_text(encoding="utf-8"))
+    page = ROWS.format(json=STORED.name, commit=result["machine"]["commit"])
     for title, rows in _families(result):
         page += f"\n## {title}\n\n| {' | '.join(HEAD[1:])} |\n|---|---|{'---:|' * (len(HEAD) - 3)}\n"
         page += "".join(f"| {' | '.join(_cells(row))} |\n" for row in rows)
@@ -115,38 +113,27 @@ def _families(result: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
     return [(FAMILIES[family], rows) for family, rows in found.items() if rows]
 
 
-def _compared(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Of one case: ours, and each variant of ours, beside the same peers and floor."""
+def _compared(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Of one case: ours beside the fastest peer, verl and the floor."""
+    ours = next(row for row in rows if row["who"] == "rlprims")
     fastest = next(iter(_picture.fastest_peers(rows)), None)
     verl = next((row for row in rows if row["who"].split()[0].rstrip(",") == "verl"), None)
     floor = next((row for row in rows if row["who"] in _picture.FLOORS), None)
-    for ours in rows:
-        who, _, variant = ours["who"].partition(", ")
-        if who != "rlprims":
-            continue
-
-        def ratio(row: dict[str, Any] | None, ours: dict[str, Any] = ours) -> float | None:
-            return None if row is None else row["ratio"] / ours["ratio"]
-
-        over = ratio(floor)
-        yield (
-            f"{ours['case']}, {variant}" if variant else ours["case"],
-            _number(ours["milliseconds"]),
-            "" if fastest is None else fastest["who"],
-            "" if fastest is None else _number(fastest["milliseconds"]),
-            _marked(ratio(fastest)),
-            "" if verl is None else _number(verl["milliseconds"]),
-            _marked(ratio(verl)),
-            "" if floor is None else _number(floor["milliseconds"]),
-            "" if over is None else _number(1 / over),
-            _error(ours["error"]),
-            "" if fastest is None else _error(fastest["error"]),
-        )
+    return (
+        ours["case"],
+        _number(ours["milliseconds"]),
+        "" if fastest is None else fastest["who"],
+        "" if fastest is None else _marked(fastest["ratio"]),
+        "" if verl is None else _marked(verl["ratio"]),
+        "" if floor is None else _number(1 / floor["ratio"]),
+        _error(ours["error"]),
+        "" if fastest is None else _error(fastest["error"]),
+    )
 
 
-def _marked(ratio: float | None) -> str:
+def _marked(ratio: float) -> str:
     """Bold where we are slower."""
-    return "" if ratio is None else _number(ratio) if ratio >= 1 else f"**{_number(ratio)}**"
+    return _number(ratio) if ratio >= 1 else f"**{_number(ratio)}**"
 
 
 def _error(error: float | None) -> str:

@@ -45,7 +45,7 @@ OURS: dict[str, Callable[[Batch], Tensor]] = {
     "reinforce_plus_plus_baseline": grouped(advantage.reinforce_pp_baseline),
     "opo": grouped(advantage.opo),
     "gpg": grouped(partial(advantage.gpg, informative="nonzero_reward")),
-    "grpo_passk": grouped(partial(advantage.pass_at_k, normalize_std=True)),
+    "grpo_passk": grouped(partial(advantage.pass_at_k_training, normalize_std=True)),
     "remax": lambda b: advantage.remax(b.rewards, b.baselines, b.mask),
     "optimal_token_baseline": of_tokens,
 }

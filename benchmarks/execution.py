@@ -39,15 +39,17 @@ PROMPTS = 16
 LENGTHS = (12, 96), (32, 256)
 """Tokens of the short and of the long responses: one prompt in sixteen has responses that are eight times as long."""
 MODES = {
-    "in turn": ("staleness=0",),
-    "`staleness: 1`": ("staleness=1",),
-    "`staleness: 2`, `stream: true`": ("staleness=2", "stream=true"),
-    "`staleness: 4`, `stream: true`": ("staleness=4", "stream=true"),
+    "in turn": ("max_staleness=0",),
+    "`max_staleness: 1`": ("max_staleness=1",),
+    "`max_staleness: 2`, `stream: true`": ("max_staleness=2", "stream=true"),
+    "`max_staleness: 4`, `stream: true`": ("max_staleness=4", "stream=true"),
 }
 PAGE = """\
 # Engines of a cluster: sampling, weight syncs, schedules
 
-Made by `python -m benchmarks.execution`; do not edit. Ranks, engine and driver share {cores} CPU cores, without
+Measured by `python -m benchmarks.execution` at {commit}; do not edit.
+
+Ranks, engine and driver share {cores} CPU cores, without
 a GPU.
 
 ## Sampling, and a weight sync
@@ -83,6 +85,7 @@ def main() -> None:
     }
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     page = PAGE.format(
+        commit=found["machine"]["commit"],
         cores=found["machine"]["cores"],
         repeats=REPEATS,
         models="\n".join(_model_row(name, row) for name, row in found["models"].items()),

@@ -53,7 +53,7 @@ def _scores(names: np.ndarray) -> Tensor:
 
 
 def _ours(names: np.ndarray, scores: Tensor) -> Tensor:
-    return filters.nonzero_range(scores, grouping.dense_ids(names))
+    return filters.varied_scores(scores, grouping.dense_ids(names))
 
 
 def _plain_loop(names: np.ndarray, scores: np.ndarray, collect: type[list] | type[set]) -> list[bool]:

@@ -44,7 +44,7 @@ OURS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "dppo_kl": (partial(losses.dppo, divergence="kl", **REGION), "token-mean"),
     "gpg": (lambda log_probs, old, advantages, mask: losses.reinforce(log_probs, advantages, mask), "token-mean"),
     "value": (
-        lambda log_probs, old, advantages, mask: losses.value(log_probs, old, advantages, mask, clip=0.5),
+        lambda log_probs, old, advantages, mask: losses.value_loss(log_probs, old, advantages, mask, clip=0.5),
         "token-mean",
     ),
     "kl k3": (lambda log_probs, old, advantages, mask: losses.kl(log_probs, old, mask), "token-mean"),

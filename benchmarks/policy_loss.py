@@ -69,7 +69,7 @@ def _case(name: str, tokens: Tokens, dual: float | None, peers: dict[str, Callab
 
 
 def _ours(tokens: Tokens, dual: float | None) -> tuple[Tensor, Tensor]:
-    diagnostics.policy_update(*tokens, clip_low=LOW, clip_high=HIGH)
+    diagnostics.ratio_stats(*tokens, clip_low=LOW, clip_high=HIGH)
     return _loss_alone(tokens, dual)
 
 
@@ -88,7 +88,7 @@ def _compiled(tokens: Tokens, *, dual: float | None, metrics: bool) -> Function 
 
     @torch.compile(fullgraph=True, dynamic=False)
     def traced(*tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        found = diagnostics.policy_update(*tokens, clip_low=LOW, clip_high=HIGH) if metrics else {}
+        found = diagnostics.ratio_stats(*tokens, clip_low=LOW, clip_high=HIGH) if metrics else {}
         per_token = losses.clipped_surrogate(*tokens, clip_low=LOW, clip_high=HIGH, dual_clip=dual)
         return losses.token_mean(per_token, tokens[-1]), {name: metric.value() for name, metric in found.items()}
 

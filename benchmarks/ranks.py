@@ -40,7 +40,9 @@ GRPO = algorithms.grpo()
 PAGE = """\
 # Ranks beside one process
 
-Made by `python -m benchmarks.ranks`; do not edit. The model is a Qwen2 of two layers, width {width}, vocabulary
+Measured by `python -m benchmarks.ranks` at {commit}; do not edit.
+
+The model is a Qwen2 of two layers, width {width}, vocabulary
 {vocabulary}, untied, in float32, with {tokens} response tokens on each rank. Each rank is a process with one
 thread. All ranks run on one machine and communicate by gloo, so seconds are CPU seconds of rank 0. Peak is the
 additional memory of rank 0. The logits of {tokens} tokens are {logits:.0f} MiB.
@@ -254,6 +256,7 @@ def main() -> None:
         return
     machine, versions = _machine.describe(), _machine.versions()
     page = PAGE.format(
+        commit=machine["commit"],
         width=WIDTH,
         vocabulary=VOCABULARY,
         tokens=TOKENS,

@@ -30,7 +30,9 @@ RESULTS = Path("docs/benchmarks/smollm_step.json")
 PAGE = """\
 # A step on SmolLM2-135M beside TRL's GRPOTrainer
 
-Made by `python -m benchmarks.smollm_step`; do not edit. The job is that of `make demo-llm`:
+Measured by `python -m benchmarks.smollm_step` at {commit}; do not edit.
+
+The job is that of `make demo-llm`:
 SmolLM2-135M-Instruct (134.5 M
 parameters, 30 layers, a vocabulary of 49152) in float32 with adapters of rank 16 on all linear layers, GRPO without KL,
 8 prompts x 8 samples of at most 10 tokens, two updates of 32 responses each, AdamW, one thread. Each library runs in
@@ -59,7 +61,7 @@ def ours(model: Path, data: Path, steps: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         places = [f"model.path={model}", f"data.train={data}", f"data.eval={data}", f"run_dir={folder}/run"]
-        config = load_config(CONFIG, [*places, "threads=1", "data.shuffle=false", "recompute_log_probs=1000"])
+        config = load_config(CONFIG, [*places, "threads=1", "data.shuffle=false", "recompute_log_probs_every=1000"])
         parts = build(config, Console(quiet=True))
         trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
         by_stage = _stages.timed(parts.execution)
@@ -176,6 +178,7 @@ def numbers(of: dict[str, Any]) -> tuple[float, float, float, float]:
 def page(found: dict[str, Any]) -> str:
     mine, theirs = numbers(found["results"]["rlprims"]), numbers(found["results"]["trl"])
     return PAGE.format(
+        commit=found["machine"]["commit"],
         rounds=found["rounds"],
         rows="\n".join(row(who, of) for who, of in found["results"].items()),
         ratio=theirs[0] / mine[0],

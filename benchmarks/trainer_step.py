@@ -34,7 +34,9 @@ RESULTS = Path("docs/benchmarks/trainer_step.json")
 PAGE = """\
 # A step of the local trainer beside TRL's GRPOTrainer
 
-Made by `python -m benchmarks.trainer_step`; do not edit. The model is a Qwen2 of two layers, width 128, in
+Measured by `python -m benchmarks.trainer_step` at {commit}; do not edit.
+
+The model is a Qwen2 of two layers, width 128, in
 float32, with one thread. The job is GRPO with two epochs over 64 prompts of 16 tokens x 8 samples of 64 tokens,
 with KL 0.04, unless the setting has other values (length: 8 prompts; vocabulary: 2; shared heads: 4 heads read
 the same keys). In one process each step of TRL is followed by one of rlprims. Seconds are medians of CPU
@@ -110,7 +112,7 @@ class Ours:
             data=DataConfig(train=model / "none.jsonl", shuffle=False),
             verifier=use(_tiny.even_share),
             sampling=Sampling(max_new_tokens=setting.max_new_tokens),
-            recompute_log_probs=10**6,  # after the first step, which is not timed
+            recompute_log_probs_every=10**6,  # after the first step, which is not timed
             optimizer=OptimizerConfig(lr=1e-6, weight_decay=0.0),
         )
         texts = _tiny.prompts(setting.prompts, setting.prompt_length, setting.vocabulary)
@@ -295,6 +297,7 @@ def table(results: dict[str, Any]) -> str:
 
 def page(found: dict[str, Any], *, drawn: bool) -> str:
     return PAGE.format(
+        commit=found["machine"]["commit"],
         table=table(found["results"]),
         stages=_stages.table(found["results"]),
         limits=_stages.limits(found["results"], TARGETS),

@@ -12,7 +12,14 @@ project = "rlprims"
 author = "the rlprims authors"
 version = release = rlprims.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "pages"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "pages",
+]
 source_suffix = {".rst": "restructuredtext", ".md": "markdown", ".ipynb": "markdown"}
 exclude_patterns = ["_build", "site"]
 smartquotes_action = "D"  # dashes alone: a prime is no quotation mark
@@ -37,4 +44,7 @@ html_css_files = ["style.css"]
 html_copy_source = False
 html_search_scorer = str(HERE / "site" / "scorer.js")
 html_show_sphinx = False
+# The button copies the code alone: no prompts, no output.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 templates_path = []

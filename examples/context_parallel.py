@@ -39,16 +39,16 @@ def main() -> None:
     parts = layout.shards(lengths, ranks, "contiguous")
     here = parts[rank]
     shard = SequenceShard(part=rank, all_gather=all_gather)
-    mine = [layout.scatter(x, parts)[rank] for x in (rewards, values, response_mask)]
+    mine = [layout.cut_shards(x, parts)[rank] for x in (rewards, values, response_mask)]
     advantages = advantage.gae(*mine, here.cu_seqlens, gamma=0.99, lam=0.95, shard=shard)
     whole_advantages = advantage.gae(rewards, values, response_mask, cu_seqlens, gamma=0.99, lam=0.95)
-    torch.testing.assert_close(advantages, layout.scatter(whole_advantages, parts)[rank])
+    torch.testing.assert_close(advantages, layout.cut_shards(whole_advantages, parts)[rank])
 
     # The loss: any parts are possible, here zigzag.
     parts = layout.shards(lengths, ranks, "zigzag")
     names = ("token_ids", "advantages", "old_log_probs", "response_mask")
     whole = dict(zip(names, (token_ids, whole_advantages, old_log_probs, response_mask), strict=True))
-    batch = {name: layout.scatter(x, parts)[rank] for name, x in whole.items()}
+    batch = {name: layout.cut_shards(x, parts)[rank] for name, x in whole.items()}
     batch["cu_seqlens"] = parts[rank].cu_seqlens
     # Counts of whole sequences. They are the same on all ranks that have parts of them: sum them over other ranks only.
     totals = losses.count_totals(batch["response_mask"], batch["cu_seqlens"], all_reduce_rows=all_reduce)

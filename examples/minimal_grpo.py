@@ -97,7 +97,7 @@ def step(
     # Compare: a group whose responses all have the same score has no gradient, so it is dropped.
     token_rewards = rewards.at_last_token(scores, response_mask)
     advantages = advantage.grpo(token_rewards, group_ids, response_mask)
-    kept = filters.nonzero_range(scores, group_ids).nonzero().flatten()
+    kept = filters.varied_scores(scores, group_ids).nonzero().flatten()
 
     # Update: the losses of the micro-batches sum to the loss of the step, because all of them divide by its totals.
     model.train()
@@ -112,7 +112,7 @@ def step(
         )
         losses.token_mean(token_losses, response_mask[i], totals=totals).backward()
         entropies = logprobs.entropy_from_logits(logits.detach())
-        metrics.append({"entropy": diagnostics.token_mean(entropies, response_mask[i])})
+        metrics.append({"entropy": diagnostics.mean_over_tokens(entropies, response_mask[i])})
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

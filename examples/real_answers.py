@@ -36,8 +36,8 @@ token_rewards = rewards.at_last_token(scored.scores + penalty, response_mask)
 advantages = advantage.grpo(token_rewards, group_ids, response_mask)
 
 # %% The filter reads the raw score. On the shaped score it would keep groups in which all answers are wrong
-kept = filters.nonzero_range(scored.scores, group_ids)
-trapped = filters.nonzero_range(scored.scores + penalty, group_ids)
+kept = filters.varied_scores(scored.scores, group_ids)
+trapped = filters.varied_scores(scored.scores + penalty, group_ids)
 
 # %% Row by row
 print(

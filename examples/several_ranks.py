@@ -37,7 +37,7 @@ def main() -> None:
 
     # Each rank's share of the loss divides by the counts of the whole step, so the shares of all ranks sum to the loss.
     batch = responses(rank, device)
-    totals = over_ranks(losses.count_totals(batch["response_mask"]))
+    totals = losses.count_totals(batch["response_mask"]).over_ranks()
     loss = step_loss(model, batch, totals)
     # The wrapper averages the gradients over the ranks, but the shares must be summed: multiply by the number of ranks.
     (loss * ranks).backward()
@@ -63,14 +63,6 @@ def step_loss(model: nn.Module, batch: dict[str, Tensor], totals: Totals) -> Ten
     log_probs = logprobs.from_logits(model(token_ids.flatten()), token_ids.flatten()).view_as(token_ids)
     per_token = losses.clipped_surrogate(log_probs, log_probs.detach(), batch["advantages"], batch["response_mask"])
     return losses.token_mean(per_token, batch["response_mask"], totals=totals)
-
-
-def over_ranks(totals: Totals) -> Totals:
-    """The counts of all ranks together."""
-    counts = {name: torch.as_tensor(count) for name, count in totals._asdict().items() if count is not None}
-    for count in counts.values():
-        dist.all_reduce(count)
-    return Totals(**counts)
 
 
 def gathered(gradient: Tensor | None) -> Tensor:

@@ -64,7 +64,7 @@ def step_loss(
     """The token mean of the clipped surrogate, with an entropy bonus."""
     log_probs, entropies = logprobs.from_hidden(hidden, head_weight, token_ids, vocab=vocab)
     per_token = losses.clipped_surrogate(log_probs, log_probs.detach(), advantages, response_mask)
-    per_token = per_token + 0.01 * losses.entropy(entropies, response_mask)
+    per_token = per_token + 0.01 * losses.negative_entropy(entropies, response_mask)
     return losses.token_mean(per_token, response_mask)
 
 

@@ -1,34 +1,45 @@
 """The arguments of the commands."""
 
 import argparse
+import re
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from rlprims import __version__
+from rlprims._near import near
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts",
-              "compress_rollouts", "num_examine", "optimizer", "profile", "algorithm.filter", "model.max_",
+              "compress_rollouts", "print_samples", "optimizer", "profile", "algorithm.filter", "model.max_",
               "ray")  # fmt: skip
 """Beginnings of settings that may change in a resume. With any other change it would be a different run."""
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """A word that helps, behind argparse's."""
+        if setting := re.match(r"unrecognized arguments: --(\w[\w.]*=\S*)", message):
+            message += f"; a setting has no dashes: {setting[1]}"
+        if (choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)) and (
+            meant := near(choice[1], re.findall(r"\w+", choice[2]))
+        ):
+            message = f"there is no {choice[1]!r}: did you mean {meant!r}?"
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command; ``command`` has its name."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="rlprims", description="RL algorithm primitives for LLM post-training: the reference trainer."
     )
     parser.add_argument("--version", action="version", version=f"rlprims {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_train, _add_fit, _add_data, _add_resume, _add_evaluate, _add_export, _add_plan, _add_plot):
+    for add in (_add_training, _add_data, _add_runs, _add_plan, _add_reports, _add_doctor):
         add(commands)
-    _add_rollouts(commands)
-    _add_algorithms(commands)
-    _add_doctor(commands)
     return parser
 
 
-def _add_train(commands: _Commands) -> None:
+def _add_training(commands: _Commands) -> None:
     train = commands.add_parser(
         "train",
         help="start a run",
@@ -37,15 +48,6 @@ def _add_train(commands: _Commands) -> None:
         "no file that you do not trust.",
     )
     _add_config(train, "seed=1 algorithm.group_size=8")
-    train.add_argument(
-        "--resume-if-exists",
-        action="store_true",
-        help="continue the run in run_dir, with its own config; start it if there is none. So the same command begins "
-        "a job and restarts it",
-    )
-
-
-def _add_fit(commands: _Commands) -> None:
     fit = commands.add_parser(
         "fit",
         help="train on stored rows: SFT, preference pairs, a reward model",
@@ -56,9 +58,9 @@ def _add_fit(commands: _Commands) -> None:
         "run. rlprims resume continues a run.",
     )
     _add_config(fit, "epochs=3 loss=dpo loss.beta=0.2")
-    fit.add_argument(
-        "--resume-if-exists", action="store_true", help="continue the run in run_dir; start it if there is none"
-    )
+    again = "continue the run in run_dir, with its own config; start it if there is none. So the same command begins a "
+    for each in (train, fit):
+        each.add_argument("--resume-if-exists", action="store_true", help=f"{again}job and restarts it")
 
 
 def _add_data(commands: _Commands) -> None:
@@ -66,9 +68,12 @@ def _add_data(commands: _Commands) -> None:
         "data",
         help="what a file of rows has, before a run",
         description="Show the layout of a file, its columns, rows, lengths, duplicates, and rows that cannot be used; "
-        "with --to write the rows in the fields that a run reads by default.",
+        "with --to write the rows in the fields that a run reads by default. CONFIG.yaml: the rows of these settings, "
+        "as the run would read them, and answers that its verifier cannot score; it needs none of the options.",
     )
-    data.add_argument("file", type=Path, metavar="FILE", help="JSON lines, parquet, arrow, or a folder of datasets")
+    files = "JSON lines, parquet, arrow, a folder of datasets; or CONFIG.yaml"
+    data.add_argument("file", type=Path, metavar="FILE", help=files)
+    data.add_argument("overrides", nargs="*", metavar="key=value", help="of CONFIG.yaml, such as data.layout=verl")
     data.add_argument("--eval", type=Path, metavar="FILE", help="rows that FILE should not have: count them")
     data.add_argument("--model", help="whose tokenizer and chat template make the tokens (default: no tokens)")
     data.add_argument("--use", choices=("prompts", "demonstrations", "pairs"), help="default: by the first row")
@@ -82,21 +87,15 @@ def _add_config(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"such as {example}")
 
 
-def _add_resume(commands: _Commands) -> None:
+def _add_runs(commands: _Commands) -> None:
     resume = commands.add_parser("resume", help="continue a run", description="Continue from the newest checkpoint.")
     resume.add_argument("run_directory", type=Path, metavar="RUN")
     resume.add_argument("overrides", nargs="*", metavar="key=value", help=f"of {', '.join(RESUMABLE)}")
-
-
-def _add_evaluate(commands: _Commands) -> None:
     evaluate = commands.add_parser(
         "eval", help="evaluate a run or a model", description="Evaluate a run's newest checkpoint, or a config's model."
     )
     evaluate.add_argument("what", type=Path, metavar="RUN|CONFIG.yaml")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as evaluation.samples=16")
-
-
-def _add_export(commands: _Commands) -> None:
     export = commands.add_parser(
         "export",
         help="a checkpoint's model, for Hugging Face",
@@ -119,8 +118,7 @@ def _add_plan(commands: _Commands) -> None:
     _add_config(plan, "model.fused_head=true")
     plan.add_argument("--prompt-tokens", type=int, help="tokens of every prompt, if the data are not on this machine")
     rates = plan.add_argument_group(
-        "seconds of a step",
-        "rates that your devices reach, not those of a data sheet; the table needs the first three",
+        "seconds of a step", "rates that your devices reach, not those of a data sheet; the table needs the first three"
     )
     rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations per second, such as 400 for an H100")
     rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s, such as 3000 for an H100")
@@ -131,13 +129,10 @@ def _add_plan(commands: _Commands) -> None:
     rates.add_argument("--response-tokens", type=float, help="tokens of the mean response (default: the limit)")
 
 
-def _add_plot(commands: _Commands) -> None:
+def _add_reports(commands: _Commands) -> None:
     plot = commands.add_parser("plot", help="draw learning curves", description="Draw runs in one picture.")
     plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     plot.add_argument("--out", type=Path, help="PNG or SVG file (default: curves.png in the first run)")
-
-
-def _add_rollouts(commands: _Commands) -> None:
     rollouts = commands.add_parser("rollouts", help="read samples", description="Show samples with their advantages.")
     rollouts.add_argument("run_directory", type=Path, metavar="RUN")
     rollouts.add_argument("--step", type=int, help="default: the last one recorded; with --html all")
@@ -145,9 +140,6 @@ def _add_rollouts(commands: _Commands) -> None:
     rollouts.add_argument("--source", help="only this data source")
     page = "one page of all steps, or of --step, instead of the terminal"
     rollouts.add_argument("--html", type=Path, metavar="FILE", help=page)
-
-
-def _add_algorithms(commands: _Commands) -> None:
     presets = commands.add_parser("algorithms", help="the parts of a preset", description="List or show presets.")
     presets.add_argument("names", nargs="*", metavar="NAME", help="one: show it; two: compare them")
     presets.add_argument("--yaml", action="store_true", help="print it as in a config")
@@ -161,7 +153,7 @@ def _add_doctor(commands: _Commands) -> None:
         "model",
         nargs="?",
         metavar="MODEL|CONFIG.yaml",
-        help="also check whether the files of the model use the same end token",
+        help="also check the files of the model; of a config, sample and score a few tokens with it",
     )
     doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
     doctor.add_argument(

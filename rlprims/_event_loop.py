@@ -2,8 +2,13 @@
 
 import asyncio
 import os
+import socket
 import threading
-from functools import cache
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
@@ -13,6 +18,29 @@ def event_loop(name: str) -> asyncio.AbstractEventLoop:
 
 @cache
 def _event_loop(name: str, process: int) -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+    loop = _Loop()
     threading.Thread(target=loop.run_forever, name=f"rlprims {name}", daemon=True).start()
     return loop
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    async def getaddrinfo(self, host: Any, port: Any, **settings: Any) -> Any:
+        """Look a name up in a thread of its own: asyncio's are few, and the process waits for them when it exits."""
+        found: Future[Any] = Future()
+        in_daemon(partial(socket.getaddrinfo, host, port, **settings), found)
+        return await asyncio.wrap_future(found)
+
+
+def in_daemon(function: Callable[[], Any], result: Future[Any]) -> None:
+    """Call the function in a thread of its own, for which the process does not wait when it exits."""
+
+    def call() -> None:
+        with suppress(InvalidStateError):  # cancelled
+            try:
+                result.set_result(function())
+            except (KeyboardInterrupt, SystemExit) as error:  # as such it would end the event loop
+                result.set_exception(RuntimeError(f"{type(error).__name__} in a thread: {error}"))
+            except BaseException as error:
+                result.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()

@@ -3,14 +3,14 @@
 import argparse
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rlprims import algorithms
 from rlprims._arguments import RESUMABLE, parser
 from rlprims._extras import hint
+from rlprims._files import details_of
 from rlprims.algorithms import PRESETS, Algorithm
 from rlprims.reports.terminal import make_table, open_console
 
@@ -24,92 +24,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. An error of the user or of a worker is one message without a traceback."""
     options = parser().parse_args(arguments)
     try:
-        code = _COMMANDS[options.command](options, open_console())
+        return _COMMANDS[options.command](options, open_console())
     except ValueError as error:
-        return _failed(str(error), _notes(error))
+        return _failed(str(error), details_of(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _TRAIN_MODULES | _DATA_MODULES:
             raise
         extra = "data" if package in _DATA_MODULES else "train"
         return _failed(f"this command needs {package}, which is not installed: {hint(extra)}")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if not hasattr(stopped, "__notes__"):
+            open_console(stderr=True).print("stopped", style="yellow")
         return 130
-    return code
 
 
-def _failed(message: str, notes: Sequence[str] = ()) -> int:
+def _failed(message: str, details: Path | None = None) -> int:
     console = open_console(stderr=True)
     console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if notes:
-        with suppress(OSError), NamedTemporaryFile("w", prefix="rlprims-", suffix=".txt", delete=False) as file:
-            file.write("\n\n".join(notes) + "\n")
-            console.print(f"traceback: {file.name}", style="dim", highlight=False, soft_wrap=True)
+    if details:
+        console.print(f"details: {details}", style="dim", highlight=False, soft_wrap=True)
     return 2
 
 
-def _notes(error: BaseException | None) -> list[str]:
-    """The notes of an error and of its causes. A worker's error has the worker's traceback as a note."""
-    notes = list[str]()
-    while error is not None:
-        notes += getattr(error, "__notes__", [])
-        error = error.__cause__
-    return notes
+def _session(*, of_rows: bool) -> tuple[Any, Callable[..., int], Callable[..., int]]:
+    """The settings of a run on stored rows or on samples, and the functions that start and resume it."""
+    if of_rows:
+        from rlprims.fit.config import FitConfig
+        from rlprims.fit.session import fit, resume_fit
 
-
-def _train(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.trainer import session
+        return FitConfig, fit, resume_fit
     from rlprims.trainer.config import Config
+    from rlprims.trainer.session import resume, start
 
-    return _begin(options, console, Config, session.start, session.resume)
-
-
-def _fit(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.fit import session
-    from rlprims.fit.config import FitConfig
-
-    return _begin(options, console, FitConfig, session.fit, session.resume_fit)
+    return Config, start, resume
 
 
 def _data(options: argparse.Namespace, console: Any) -> int:
     from rlprims.doctor import rows
     from rlprims.runs.disk_errors import writing
 
-    first = rows.first_row(options.file)
-    use = options.use or rows.use_of(first)
-    config = rows.config_for(options.file, use, options.layout, options.template)
+    if options.file.suffix in (".yaml", ".yml"):
+        asked = rows.of_run(options.file, options.overrides)
+    else:
+        if options.overrides:
+            raise ValueError(f"{options.overrides[0]}: only the settings of a run, CONFIG.yaml, have overrides")
+        asked = rows.of_file(options.file, options.use, options.layout, options.template, options.model)
     if options.to is not None:
         if options.to.exists():
             raise ValueError(f"{options.to} exists: write another place")
         with writing(options.to):
-            count, bad = rows.convert(options.file, options.to, config, use)
+            count, bad = rows.convert(asked, options.to)
         left_out = f"; {bad.count} rows were left out\n{bad.text()}" if bad.count else ""
-        console.print(f"{options.to}: {count} {use}{left_out}", highlight=False, soft_wrap=True)
+        console.print(f"{options.to}: {count} {asked.use}{left_out}", highlight=False, soft_wrap=True)
         return 0
-    tokenizer, tokens = rows.tokenizing(config, use, options.model, first) if options.model else (None, None)
-    found = rows.survey(options.file, config, use, tokens)
-    rows.show(found, options.file, console, tokenizer)
-    if options.eval is not None:
-        held_out = rows.survey(options.eval, config, use)
-        both = rows.overlap(found, held_out)
-        console.print(f"rows of {options.eval} that are also in {options.file}: {both}", soft_wrap=True)
+    tokenizer, tokens = rows.tokenizing(asked) if asked.model else (None, None)
+    found = rows.survey(asked, tokens)
+    rows.show(found, asked.path, console, tokenizer)
+    if (held_out := options.eval or asked.config.eval) is not None:
+        both = rows.overlap(found, rows.survey(asked._replace(path=held_out)))
+        console.print(f"rows of {held_out} that are also in {asked.path}: {both}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _begin(options: argparse.Namespace, console: Any, kind: Any, start: Any, resume: Any) -> int:
+def _begin(options: argparse.Namespace, console: Any) -> int:
     """Start a run, or with ``--resume-if-exists`` continue it."""
     from rlprims.runs.config import load_as
     from rlprims.runs.directory import RunDirectory
 
+    kind, start, resume = _session(of_rows=options.command == "fit")
     config = load_as(kind, options.config, options.overrides)
     if not (options.resume_if_exists and (config.run_dir / "config.yaml").exists()):
-        code: int = start(config, console)
-        return code
+        return start(config, console)
     run = RunDirectory.open(config.run_dir)
     recorded = run.config(kind)
     _note_changes(run.path, recorded, config, console)
-    code = resume(run, recorded, console)
-    return code
+    return resume(run, recorded, console)
 
 
 def _note_changes(path: Path, recorded: Any, config: Any, console: Any) -> None:
@@ -141,15 +131,8 @@ def _resume(options: argparse.Namespace, console: Any) -> int:
         if not override.startswith(RESUMABLE):
             raise ValueError(f"{override}: on resume only {', '.join(RESUMABLE)} may change; start a new run for this")
     run = RunDirectory.open(options.run_directory)
-    if _is_fit(run):
-        from rlprims.fit.config import FitConfig
-        from rlprims.fit.session import resume_fit
-
-        return resume_fit(run, run.config(FitConfig, options.overrides), console, overrides=options.overrides)
-    from rlprims.trainer.config import Config
-    from rlprims.trainer.session import resume
-
-    return resume(run, run.config(Config, options.overrides), console, overrides=options.overrides)
+    kind, _, resume = _session(of_rows=_is_fit(run))
+    return resume(run, run.config(kind, options.overrides), console, overrides=options.overrides)
 
 
 def _is_fit(run: Any) -> bool:
@@ -210,7 +193,7 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
         needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
         parts = build(config.model_copy(update=needed), console, weights=weights)
         with closing(parts.execution):
-            metrics = evaluate_parts(config, parts, console)
+            metrics = evaluate_parts(config, parts, console, begins=lambda what: console.print(what, style="dim"))
     rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
     console.print(make_table(("metric", "value"), rows, title=f"{what} on {config.data.eval}"))
     return 0
@@ -218,7 +201,8 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
 def _plan(options: argparse.Namespace, console: Any) -> int:
     from rlprims.plan import scale
-    from rlprims.plan.memory import lengths_of, plan, table
+    from rlprims.plan.memory import plan, table
+    from rlprims.plan.sizes import lengths_of
     from rlprims.trainer.config import load_config
 
     config = load_config(options.config, options.overrides)
@@ -257,7 +241,9 @@ def _rollouts(options: argparse.Namespace, console: Any) -> int:
 
 
 def _algorithms(options: argparse.Namespace, console: Any) -> int:
-    chosen = [_preset(name) for name in options.names]
+    if unknown := [name for name in options.names if name not in PRESETS]:
+        raise ValueError(f"no preset {unknown[0]!r}: choose from {', '.join(sorted(PRESETS))}")
+    chosen = [PRESETS[name]() for name in options.names]
     if not chosen:
         rows = [(name, (preset.__doc__ or "").splitlines()[0]) for name, preset in sorted(PRESETS.items())]
         title = "rlprims algorithms NAME shows one, NAME NAME compares two"
@@ -267,10 +253,8 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
         console.print(make_table(("setting", *(algorithm.name for algorithm in chosen)), differences))
     else:
         for name, algorithm in zip(options.names, chosen, strict=True):
-            if options.yaml:
-                console.print(algorithm.to_yaml(), markup=False, highlight=False)
-            else:
-                console.print(_description(name, algorithm), markup=False, highlight=False)
+            text = algorithm.to_yaml() if options.yaml else _description(name, algorithm)
+            console.print(text, markup=False, highlight=False)
     return 0
 
 
@@ -288,7 +272,13 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
         model = config.model.path
     if not options.cluster:
         console.print(table(run_checks(model)))
-        return 0
+        if config is None:
+            return 0
+        from rlprims.doctor.model import try_model
+
+        findings = list(try_model(config, console))
+        console.print(table(findings, config.model.path))
+        return 0 if all(finding.ok for finding in findings) else 1
     if config is None:
         raise ValueError("doctor --cluster needs a config with execution: ray: rlprims doctor --cluster CONFIG.yaml")
     from rlprims.doctor.cluster import try_cluster
@@ -296,12 +286,6 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
     findings = list(try_cluster(config, console))
     console.print(table(findings, "rlprims doctor --cluster"))
     return 0 if all(finding.ok for finding in findings) else 1
-
-
-def _preset(name: str) -> Algorithm:
-    if name not in PRESETS:
-        raise ValueError(f"no preset {name!r}: choose from {', '.join(sorted(PRESETS))}")
-    return PRESETS[name]()
 
 
 def _description(name: str, algorithm: Algorithm) -> str:
@@ -314,8 +298,8 @@ def _description(name: str, algorithm: Algorithm) -> str:
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
-    "train": _train,
-    "fit": _fit,
+    "train": _begin,
+    "fit": _begin,
     "data": _data,
     "resume": _resume,
     "eval": _evaluate,

@@ -1,7 +1,6 @@
 """Small objects with a state: adaptive coefficients of the KL and the entropy, and a moving average of weights.
 
-Call ``update`` after each step, and save ``state_dict`` in the checkpoint. A coefficient has its ``value`` for the next
-step; :class:`Ema` changes weights.
+Call ``update`` after each step, and save ``state_dict``. A coefficient has its ``value`` for the next step.
 """
 
 import math
@@ -10,6 +9,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from rlprims.masking import check_above, check_at_least, check_finite, check_range
 
 
 class KLController(Protocol):
@@ -32,6 +33,7 @@ class FixedKL:
     """
 
     def __init__(self, *, kl_coef: float = 0.001) -> None:
+        check_finite(kl_coef=kl_coef)
         self.value = kl_coef
 
     def update(self, kl: float, samples: int) -> None:
@@ -56,11 +58,9 @@ class AdaptiveKL:
     """
 
     def __init__(self, *, kl_coef: float = 0.2, target: float = 6.0, horizon: int = 10_000) -> None:
-        if target <= 0 or horizon <= 0:
-            raise ValueError(f"target={target} (nats) and horizon={horizon} (samples), expected numbers above 0")
-        self.value = kl_coef
-        self.target = target
-        self.horizon = horizon
+        check_above(0, target=target, horizon=horizon)
+        check_finite(kl_coef=kl_coef)
+        self.value, self.target, self.horizon = kl_coef, target, horizon
 
     def update(self, kl: float, samples: int) -> None:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
@@ -77,10 +77,10 @@ class AdaptiveEntropy:
     """A coefficient of the entropy bonus that keeps the entropy near a target, Skywork-OR1 2025 (arXiv:2505.22312).
 
     After a step with mean entropy H per token the coefficient c grows by ``delta`` if H < target and shrinks by
-    ``delta`` if H > target, within 0 and ``max_coef``. ``value`` multiplies ``losses.entropy`` in the next step: it is
-    c if H <= target, else 0, and it is 0 before the first update.
+    ``delta`` if H > target, within 0 and ``max_coef``. ``value`` multiplies ``losses.negative_entropy`` in the next
+    step: it is c if H <= target, else 0, and it is 0 before the first update.
 
-    Target and delta are the paper's, the bounds are TRL's. The paper measures H on the rollouts of the same step. TRL
+    Target and delta are the paper's, the bounds are TRL's. The paper measures H on the rollouts of the same step; TRL
     and this class use it one step later.
 
     >>> coefficient = AdaptiveEntropy(target=0.2, delta=0.005)
@@ -95,15 +95,11 @@ class AdaptiveEntropy:
     def __init__(
         self, *, entropy_coef: float = 0.0, target: float = 0.2, delta: float = 0.005, max_coef: float = 1.0
     ) -> None:
-        if target <= 0 or delta <= 0:
-            raise ValueError(f"target={target} (nats per token) and delta={delta}, expected numbers above 0")
-        if not 0 <= entropy_coef <= max_coef:
-            raise ValueError(f"entropy_coef={entropy_coef}, expected a number from 0 to max_coef={max_coef}")
-        self.value = 0.0
-        self.coefficient = entropy_coef
-        self.target = target
-        self.delta = delta
-        self.max_coef = max_coef
+        check_above(0, target=target, delta=delta)
+        check_at_least(0, max_coef=max_coef)
+        check_range(0, max_coef, entropy_coef=entropy_coef)
+        self.value, self.coefficient, self.max_coef = 0.0, entropy_coef, max_coef
+        self.target, self.delta = target, delta
 
     def update(self, entropy: float) -> None:
         step = self.delta if entropy < self.target else -self.delta if entropy > self.target else 0.0
@@ -120,12 +116,9 @@ class AdaptiveEntropy:
 class Ema:
     """An exponential moving average θ' of weights θ: θ' ← θ' + rate (θ − θ') at each ``every``-th update.
 
-    The rate is the share of the *new* weights: a decay of 0.95 in other libraries is a rate of 0.05. The half-life is
-    about 0.7 every / rate updates. At rate 1 the average is a plain copy, which suits a reference model that is reset
-    every few steps.
-
-    The sum is computed in the dtype of the weights. bfloat16 has no number between 1 and 1.0078, so there a small rate
-    changes nothing.
+    The rate is the share of the *new* weights: a decay of 0.95 in other libraries is a rate of 0.05. At rate 1 the
+    average is a plain copy, which suits a reference model that is reset every few steps. The sum is in the dtype of the
+    weights: bfloat16 has no number between 1 and 1.0078, so there a small rate changes nothing.
 
     >>> average, weights = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     >>> ema = Ema(rate=0.5, every=2)
@@ -141,9 +134,7 @@ class Ema:
     def __init__(self, *, rate: float = 0.05, every: int = 1) -> None:
         if not 0 < rate <= 1 or every < 1:
             raise ValueError(f"rate={rate} and every={every}, expected rate in (0, 1] and every at least 1")
-        self.rate = rate
-        self.every = every
-        self.updates = 0
+        self.rate, self.every, self.updates = rate, every, 0
 
     @torch.no_grad()
     def update(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
@@ -153,21 +144,16 @@ class Ema:
             ValueError: the names or shapes of ``average`` and ``weights`` differ.
         """
         if differing := sorted(average.keys() ^ weights.keys()):
-            raise ValueError(
-                f"only one of average and weights has {differing[:3]}, expected the same names: use models of one "
-                "architecture"
-            )
+            raise ValueError(f"only one of average and weights has {differing[:3]}, expected the same names")
         self.updates += 1
         if self.updates % self.every:
             return
         for name, weight in weights.items():
-            if average[name].shape != weight.shape:
-                raise ValueError(
-                    f"{name}: average has shape {tuple(average[name].shape)}, weights have {tuple(weight.shape)}, "
-                    "expected the same shape"
-                )
+            own = average[name]
+            if own.shape != weight.shape:
+                raise ValueError(f"{name} of average has shape {tuple(own.shape)}, expected {tuple(weight.shape)}")
             if weight.is_floating_point():
-                average[name].lerp_(weight.to(average[name].dtype), self.rate)
+                own.lerp_(weight.to(own.dtype), self.rate)
 
     def state_dict(self) -> dict[str, float]:
         return {"updates": self.updates}

@@ -9,7 +9,7 @@ EndedName: TypeAlias = Literal["stop", "length", "turns", "context", "parse_erro
 class Ended(IntEnum):
     """Why a response ended. ``ended`` (B,) of a batch holds the codes, as int8; JSON and pages hold the names.
 
-    >>> Ended.LENGTH.label, int(Ended.LENGTH), Ended.of("parse_error")
+    >>> Ended.LENGTH.label, int(Ended.LENGTH), Ended.from_label("parse_error")
     ('length', 1, <Ended.PARSE_ERROR: 4>)
     """
 
@@ -36,12 +36,8 @@ class Ended(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def of(cls, label: str) -> "Ended":
-        """The reason that has this name.
-
-        Raises:
-            ValueError: an unknown name; the message lists the known ones.
-        """
+    def from_label(cls, label: str) -> "Ended":
+        """The reason that has this name; ``ValueError`` lists the known names if there is none."""
         if label not in LABELS:
             raise ValueError(f"ended is {label!r}, expected {' or '.join(map(repr, LABELS))}")
         return cls(LABELS.index(label))

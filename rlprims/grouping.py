@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import are_readable
-from rlprims.masking import check_tensors, upcast, zero_outside
+from rlprims.masking import check_at_least, check_tensors, upcast, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, RowMask
 
 
@@ -77,6 +77,16 @@ def check_group_ids(group_ids: GroupIds, valid_rows: RowMask | None = None, *, n
                 f"{name} run from {int(low)} to {int(high)}, expected ids in [0, {group_ids.shape[0]}), the number "
                 "of rows: use grouping.dense_ids(labels) on each batch, and again where rows were dropped"
             )
+
+
+def check_rows(group_ids: GroupIds, **per_row: Tensor) -> None:
+    """Raise ``ValueError`` unless the ids are those of :func:`check_group_ids`, and every named tensor is (B,) too."""
+    check_tensors(group_ids=group_ids, **per_row)
+    for name, x in per_row.items():
+        if x.shape != group_ids.shape:
+            shapes = f"{name} has shape {tuple(x.shape)}, group_ids has {tuple(group_ids.shape)}"
+            raise ValueError(f"{shapes}: expected (B,) for both")
+    check_group_ids(group_ids)
 
 
 def group_count(group_ids: GroupIds, valid_rows: RowMask | None = None) -> Tensor:
@@ -150,6 +160,7 @@ def is_constant(
     >>> is_constant(torch.tensor([0.1] * 7 + [0.0, 1.0]), torch.tensor([0] * 7 + [1] * 2)).tolist()
     [True, True, True, True, True, True, True, False, False]
     """
+    check_at_least(0, tolerance=tolerance)
     low, high = group_bounds(x.detach(), group_ids, valid_rows)
     return high - low <= tolerance * torch.maximum(high, -low).clamp(min=1)
 
@@ -164,6 +175,7 @@ def is_varied(
     >>> is_varied(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
     """
+    check_at_least(0, tolerance=tolerance)
     low, high = group_bounds(x.detach(), group_ids, valid_rows)
     return high - low > tolerance * torch.maximum(high, -low).clamp(min=1)
 
@@ -191,8 +203,7 @@ def group_mean_of_others(x: PerSequence, group_ids: GroupIds, valid_rows: RowMas
 def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
     """``x`` minus the mean of each row's group.
 
-    The mean is computed in float64. A large common offset then costs no digits: near 1e5 a float32 mean is rounded to
-    1/128.
+    The mean is float64, so that a large common offset costs no digits: near 1e5 a float32 mean is rounded to 1/128.
 
     >>> group_centred(torch.tensor([100001.0, 100002.0, 100004.0]), torch.zeros(3, dtype=torch.int64))
     tensor([-1.3333, -0.3333,  1.6667])
@@ -277,7 +288,7 @@ def _extreme_by_group(
     return torch.full_like(x, neutral).scatter_reduce(0, group_ids, x, reduce)[group_ids]
 
 
-class Ranks(NamedTuple):
+class SortedGroups(NamedTuple):
     """The rows of each group, sorted by value.
 
     ``order`` lists the rows, group after group, with ascending values inside a group. Group g is ``cu[g]:cu[g+1]``.
@@ -296,13 +307,13 @@ class Ranks(NamedTuple):
         return torch.zeros_like(x).index_put((self.order,), x)
 
 
-def group_ranks(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> Ranks:
+def group_ranks(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> SortedGroups:
     """Sort the rows of each group by value. Equal values keep the order of their rows.
 
     Invalid rows come last in their group, and the sizes do not count them.
 
     >>> group_ranks(torch.tensor([3.0, 9.0, 1.0]), torch.tensor([0, 1, 0]))
-    Ranks(order=tensor([2, 0, 1]), cu=tensor([0, 2, 3, 3]), sizes=tensor([2, 2, 1]), ranks=tensor([0, 1, 0]))
+    SortedGroups(order=tensor([2, 0, 1]), cu=tensor([0, 2, 3, 3]), sizes=tensor([2, 2, 1]), ranks=tensor([0, 1, 0]))
     """
     order = x.argsort(stable=True)
     if valid_rows is not None:
@@ -311,4 +322,4 @@ def group_ranks(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None 
     counts = torch.zeros_like(group_ids).index_add(0, group_ids, torch.ones_like(group_ids))
     cu = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     ranks = torch.arange(x.shape[0], device=x.device) - cu[group_ids[order]]
-    return Ranks(order, cu, group_count(group_ids, valid_rows)[order], ranks)
+    return SortedGroups(order, cu, group_count(group_ids, valid_rows)[order], ranks)

@@ -12,30 +12,14 @@ from torch import Tensor
 
 from rlprims._sharding import sum_rows
 from rlprims.kernels import are_readable
-from rlprims.masking import check_choice, check_tokens, zero_outside
-from rlprims.masking import check_cu_seqlens as check
+from rlprims.masking import check_choice, check_cu_seqlens, check_tokens, zero_outside
 from rlprims.types import AllReduce, CuSeqlens, PerSequence, PerToken, TokenMask, TurnIds
 
 __all__ = [
-    "TokenShard",
-    "check",
-    "cu_seqlens",
-    "expand_to_tokens",
-    "gather",
-    "last_of_turn",
-    "last_token",
-    "lengths_of_tokens",
-    "next_valid",
-    "pack",
-    "scatter",
-    "sequence_ids",
-    "sequence_lengths",
-    "sequence_sum",
-    "shards",
-    "to_tokens",
-    "turn_boundaries",
-    "unpack",
-]
+    "TokenShard", "check_cu_seqlens", "cu_seqlens", "cut_shards", "expand_to_tokens", "join_shards", "last_of_turn",
+    "last_token", "lengths_of_tokens", "next_valid", "pack", "sequence_ids", "sequence_lengths", "sequence_sum",
+    "shards", "to_tokens", "turn_boundaries", "unpack",
+]  # fmt: skip
 
 
 Cut: TypeAlias = Literal["zigzag", "contiguous"]
@@ -43,9 +27,6 @@ Cut: TypeAlias = Literal["zigzag", "contiguous"]
 
 def cu_seqlens(lengths: Sequence[int] | Tensor) -> CuSeqlens:
     """The boundaries of packed sequences from their lengths: 0, then the running sum; int64 (B+1,).
-
-    Raises:
-        ValueError: lengths that are not integers (B,), or a negative one.
 
     >>> cu_seqlens([2, 0, 1])
     tensor([0, 2, 2, 3])
@@ -195,11 +176,7 @@ def shards(lengths: Annotated[Tensor, "int (B,)"], ranks: int, layout: Cut = "zi
 
     "contiguous" splits each sequence into ``ranks`` chunks, and rank r has chunk r. "zigzag" splits it into 2·ranks
     chunks, and rank r has chunks r and 2·ranks − 1 − r: under a causal mask all ranks then have equal work. A chunk has
-    ⌈length / chunks⌉ tokens; if the length does not divide evenly, the last chunks are shorter or empty.
-    :func:`scatter` and :func:`gather` move tensors of tokens.
-
-    Raises:
-        ValueError: no ranks; lengths that are not integers (B,); an unknown layout.
+    ⌈length / chunks⌉ tokens; the last chunks may be shorter or empty.
 
     >>> [shard.tokens.tolist() for shard in shards(torch.tensor([8, 2]), 2)]
     [[0, 1, 6, 7, 8], [2, 3, 4, 5, 9]]
@@ -228,19 +205,19 @@ def shards(lengths: Annotated[Tensor, "int (B,)"], ranks: int, layout: Cut = "zi
     return parts
 
 
-def scatter(x: Tensor, parts: Sequence[TokenShard]) -> list[Tensor]:
+def cut_shards(x: Tensor, parts: Sequence[TokenShard]) -> list[Tensor]:
     """Packed ``(N, ...)`` to the tokens of each rank.
 
-    >>> scatter(torch.tensor([5, 6, 7, 8]), shards(torch.tensor([4]), 2))
+    >>> cut_shards(torch.tensor([5, 6, 7, 8]), shards(torch.tensor([4]), 2))
     [tensor([5, 8]), tensor([6, 7])]
     """
     return [x[part.tokens] for part in parts]
 
 
-def gather(tensors: Sequence[Tensor], parts: Sequence[TokenShard]) -> Tensor:
-    """The tokens of each rank to packed ``(N, ...)``. The inverse of :func:`scatter`.
+def join_shards(tensors: Sequence[Tensor], parts: Sequence[TokenShard]) -> Tensor:
+    """The tokens of each rank to packed ``(N, ...)``. The inverse of :func:`cut_shards`.
 
-    >>> gather([torch.tensor([5, 8]), torch.tensor([6, 7])], shards(torch.tensor([4]), 2))
+    >>> join_shards([torch.tensor([5, 8]), torch.tensor([6, 7])], shards(torch.tensor([4]), 2))
     tensor([5, 6, 7, 8])
     """
     sizes, expected = [x.shape[0] for x in tensors], [part.tokens.shape[0] for part in parts]
@@ -281,8 +258,8 @@ def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeql
 def turn_boundaries(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> CuSeqlens:
     """``cu_seqlens`` that make every turn of the flattened tokens a sequence: int64 (N+1,), empty ones at the end.
 
-    With them any function of sequences computes a value per turn. There are always N of them, so that the number of
-    turns need not be read from a device. A masked token belongs to the turn before or after it.
+    There are always N of them, so that the number of turns need not be read from a device. A masked token belongs to
+    the turn before or after it.
 
     >>> turn_boundaries(torch.tensor([[0, 0, 1], [0, 7, 7]]), torch.tensor([[True, True, True], [True, False, False]]))
     tensor([0, 2, 3, 4, 6, 6, 6])

@@ -6,7 +6,7 @@ read: even NaN there changes neither a value nor a gradient.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -87,6 +87,8 @@ def check_tensors(**named: object) -> None:
             labels = name in ("group_ids", "trajectory_ids")
             use = "grouping.dense_ids(labels), which takes any labels" if labels else f"torch.as_tensor({name})"
             use = "layout.cu_seqlens(lengths)" if name == "cu_seqlens" else use
+            for part in ("logits", "values"):  # of a model's output, of the weights of a correction
+                use = f"its .{part}" if isinstance(getattr(x, part, None), Tensor) else use
             raise ValueError(f"{name} is a {type(x).__name__}, expected a torch.Tensor: use {use}")
 
 
@@ -101,20 +103,15 @@ def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, 
     ValueError: rewards has shape (2, 4), response_mask has (2, 3): both must be per token, padded (B, T) or packed (N,)
     """
     check_tensors(response_mask=response_mask, **per_token)
-    if response_mask.dtype is not torch.bool:
-        raise ValueError(
-            f"response_mask has dtype {response_mask.dtype}, expected torch.bool: pass response_mask.bool()"
-        )
-    if cu_seqlens is None and response_mask.dim() != 2:
-        raise ValueError(
-            f"response_mask has shape {tuple(response_mask.shape)}, expected (B, T); packed tokens (N,) need cu_seqlens"
-        )
+    dtype, shape = response_mask.dtype, tuple(response_mask.shape)
+    if dtype is not torch.bool:
+        raise ValueError(f"response_mask has dtype {dtype}, expected torch.bool: pass response_mask.bool()")
+    if cu_seqlens is None and len(shape) != 2:
+        raise ValueError(f"response_mask has shape {shape}, expected (B, T); packed tokens (N,) need cu_seqlens")
     if cu_seqlens is not None:
         check_tensors(cu_seqlens=cu_seqlens)
-        if response_mask.dim() != 1:
-            raise ValueError(
-                f"response_mask has shape {tuple(response_mask.shape)}, expected (N,) because cu_seqlens is given"
-            )
+        if len(shape) != 1:
+            raise ValueError(f"response_mask has shape {shape}, expected (N,) because cu_seqlens is given")
         if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or cu_seqlens.shape[0] < 1:
             raise ValueError(
                 f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, "
@@ -126,7 +123,7 @@ def check_tokens(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, 
     for name, tensor in per_token.items():
         if tensor.shape != response_mask.shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, response_mask has {tuple(response_mask.shape)}: "
+                f"{name} has shape {tuple(tensor.shape)}, response_mask has {shape}: "
                 "both must be per token, padded (B, T) or packed (N,)"
             )
     _check_order(per_token)
@@ -178,8 +175,7 @@ def ended_by(ended: EndedCodes, reasons: tuple[EndedName, ...]) -> RowMask:
 def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
     """Raise ``ValueError`` unless the boundaries start at 0, never decrease, and end at the number of tokens.
 
-    Every primitive checks tensors on a CPU. It does not read values from an accelerator, because that waits for the
-    device. Call this once per batch if you do not trust the code that computes the boundaries.
+    Every primitive checks tensors on a CPU, and does not read values from an accelerator, because that waits for it.
 
     >>> check_cu_seqlens(torch.tensor([0, 2]), 4)
     Traceback (most recent call last):
@@ -196,10 +192,7 @@ def check_cu_seqlens(cu_seqlens: CuSeqlens, tokens: int) -> None:
 
 
 def check_placements(last_cut: int, **named: Tensor) -> None:
-    """Raise ``ValueError`` if a DTensor is partial, or sharded along a dimension after ``last_cut``.
-
-    torch would gather such a tensor.
-    """
+    """Raise ``ValueError`` for a DTensor that torch would gather: partial, or sharded after dimension ``last_cut``."""
     for name, x in named.items():
         for placement in () if type(x) is Tensor else getattr(x, "placements", ()):
             if placement.is_partial() or any(placement.is_shard(dim) for dim in range(last_cut + 1, x.dim())):
@@ -221,12 +214,11 @@ def check_logits(logits: Tensor, temperature: float) -> None:
 
 def check_temperature(temperature: float) -> None:
     """Raise ``ValueError`` unless the temperature is above 0."""
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}, expected a number above 0: greedy decoding has log-prob 0")
+    check_above(0, ": greedy decoding has log-prob 0", temperature=temperature)
 
 
-def check_range(low: float, high: float, **numbers: float) -> None:
-    """Raise ``ValueError`` unless every named number is in [low, high]; NaN is not.
+def check_range(low: float, high: float, note: str = "", /, **numbers: float | None) -> None:
+    """Raise ``ValueError`` unless every named number is in [low, high], which NaN is not; None is legal.
 
     >>> check_range(0, 1, gamma=0.99, lam=1.5)
     Traceback (most recent call last):
@@ -234,16 +226,43 @@ def check_range(low: float, high: float, **numbers: float) -> None:
     ValueError: lam=1.5, expected a number in [0, 1]
     """
     for name, number in numbers.items():
-        if not low <= number <= high:
+        if _is_given(number, name) and not low <= number <= high:
             expected = f"in [{low}, {high}]" if high < math.inf else f"of at least {low}"
-            raise ValueError(f"{name}={number}, expected a number {expected}")
+            raise ValueError(f"{name}={number}, expected a number {expected}{note}")
+
+
+def check_at_least(low: float, note: str = "", /, *, inf: bool = False, **numbers: float | None) -> None:
+    """Raise ``ValueError`` unless every named number is at least ``low``, and finite unless ``inf``; None is legal."""
+    check_range(low, math.inf, note, **numbers)
+    check_finite(**({} if inf else numbers))
+
+
+def check_above(low: float, note: str = "", /, *, inf: bool = False, **numbers: float | None) -> None:
+    """Raise ``ValueError`` unless every named number is above ``low``, and finite unless ``inf``; None is legal."""
+    for name, number in numbers.items():
+        if _is_given(number, name) and not number > low:
+            raise ValueError(f"{name}={number}, expected a number above {low}{note}")
+    check_finite(**({} if inf else numbers))
+
+
+def check_finite(**numbers: float | None) -> None:
+    """Raise ``ValueError`` if a named number is NaN or infinite; None is legal."""
+    for name, number in numbers.items():
+        if _is_given(number, name) and not -math.inf < number < math.inf:
+            raise ValueError(f"{name}={number}, expected a finite number")
+
+
+def _is_given(number: float | None, name: str) -> TypeGuard[float]:
+    if isinstance(number, str):
+        raise ValueError(f"{name}={number!r} is a text, expected a number")
+    return number is not None
 
 
 def check_deviation(ddof: int, **eps: float) -> None:
     """Raise ``ValueError`` unless a deviation's ``ddof`` is 0 or 1, and what is added to it at least 0."""
     if ddof not in (0, 1):
         raise ValueError(f"ddof={ddof}, expected 0 or 1: the divisor of the variance is n − ddof")
-    check_range(0, math.inf, **eps)
+    check_at_least(0, inf=False, **eps)
 
 
 def check_choice(name: str, value: str, choices: object) -> None:

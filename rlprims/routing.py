@@ -1,9 +1,9 @@
 """Routing replay for a mixture of experts: training uses the experts that the sampler used.
 
-The router logits of the engine and of the trainer differ by rounding. Some tokens therefore get other experts in
-training than in sampling, which changes the ratio of their probabilities. Rollout routing replay (R3, Ma et al. 2025,
-arXiv:2510.11370) records the experts of each token during sampling and trains with them. The gates are computed from
-the trainer's router, so the router gets a gradient.
+The router logits of the engine and of the trainer differ by rounding, so some tokens get other experts in training than
+in sampling, which changes their ratio. Rollout routing replay (R3, Ma et al. 2025, arXiv:2510.11370) records the
+experts of each token during sampling and trains with them. The gates are those of the trainer's router, which gets a
+gradient.
 
 ``routed_experts`` are int (N, K) of one layer, or (N, L, K) of all layers: K experts for each of N tokens, including
 prompt tokens. An entry of −1 means that no route is known: the engine never reads the last sampled token of a sequence,
@@ -24,12 +24,8 @@ UNKNOWN = -1
 def align(routed_experts: Tensor, tokens: int) -> Tensor:
     """An engine's record of one sequence with exactly one row for each token.
 
-    An engine routes the tokens that it reads. When it draws the last of n tokens, it has read the first n − 1. Some
-    engines give n − 1 rows, others n. A missing last row is filled with :data:`UNKNOWN`.
-
-    Args:
-        routed_experts: int (n − 1, ...) or (n, ...), of one sequence, prompt and response.
-        tokens: n.
+    An engine routes the tokens that it reads. When it draws the last of n = ``tokens``, it has read the first n − 1.
+    Some engines give n − 1 rows, others n. A missing last row is filled with :data:`UNKNOWN`.
 
     Raises:
         ValueError: another number of rows.
@@ -41,10 +37,7 @@ def align(routed_experts: Tensor, tokens: int) -> Tensor:
     """
     rows = routed_experts.shape[0]
     if rows not in (tokens - 1, tokens):
-        raise ValueError(
-            f"routed_experts has {rows} rows, expected {tokens - 1} or {tokens} for {tokens} tokens: one for each "
-            "token that the engine read; the last token may be missing"
-        )
+        raise ValueError(f"routed_experts has {rows} rows, expected {tokens - 1} or {tokens} for {tokens} tokens")
     return pad(routed_experts, (0, 0) * (routed_experts.dim() - 1) + (0, tokens - rows), value=UNKNOWN)
 
 
@@ -85,15 +78,13 @@ def replay(router_logits: Tensor, routed_experts: Tensor, *, renormalize: bool =
 
 def check_routes(router_logits: Tensor, routed_experts: Tensor) -> None:
     """Raise ``ValueError`` unless the routes fit the logits. Values are checked on a CPU only, outside transforms."""
+    shape = tuple(router_logits.shape)
     if router_logits.dim() != 2 or not router_logits.is_floating_point():
-        raise ValueError(
-            f"router_logits has shape {tuple(router_logits.shape)} and dtype {router_logits.dtype}, "
-            "expected floats (N, E)"
-        )
+        raise ValueError(f"router_logits has shape {shape} and dtype {router_logits.dtype}, expected floats (N, E)")
     tokens, experts = router_logits.shape
     if routed_experts.dim() != 2 or len(routed_experts) != tokens or routed_experts.shape[1] > experts:
         raise ValueError(
-            f"routed_experts has shape {tuple(routed_experts.shape)}, router_logits has {tuple(router_logits.shape)}: "
+            f"routed_experts has shape {tuple(routed_experts.shape)}, router_logits has {shape}: "
             "expected (N, K), K of E experts for each token of one layer"
         )
     if routed_experts.is_floating_point() or routed_experts.dtype is torch.bool:

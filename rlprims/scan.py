@@ -78,11 +78,9 @@ def discounted_sum(
 ) -> PerToken:
     """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence; S_t = S_{t+1} on masked tokens.
 
-    The recurrence is computed in float64, because the error of a rounded discount grows with the length. A discount per
-    token is float64 too.
-
-    If sequences are split over ranks, ``shard`` is this rank's part, and ``beyond`` (B,) is S after the last token of
-    the whole sequence (None: 0).
+    The recurrence, and a discount per token, are float64: the error of a rounded discount grows with the length.
+    ``beyond`` (B,) is S after the last token of the whole sequence (None: 0). If sequences are split over ranks,
+    ``shard`` is this rank's part.
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> discounted_sum(torch.tensor([[1.0, 9.0, 4.0]]), 0.5, mask)
@@ -92,9 +90,12 @@ def discounted_sum(
     a = torch.where(mask, discount, x.new_ones((), dtype=torch.float64))
     if shard is not None:
         return scan_of_parts(a, x.double(), beyond, mask, cu_seqlens, shard)[0].to(x.dtype)
+    b, ends = x.double(), _last_position(mask, cu_seqlens)
+    if beyond is not None:
+        b = b + torch.where(ends, a * expand_to_tokens(beyond.double(), mask, cu_seqlens), 0.0)
     if cu_seqlens is not None:
-        a = torch.where(_last_position(mask, cu_seqlens), 0.0, a)
-    return reverse_scan(a, x.double()).to(x.dtype)
+        a = torch.where(ends, 0.0, a)
+    return reverse_scan(a, b).to(x.dtype)
 
 
 def sum_from_right(
@@ -155,13 +156,7 @@ def scan_of_parts(
     weights = reverse_scan(inner, torch.where(ends, a, 0.0))
 
     has_tokens, first = _first_position(mask, cu_seqlens)
-    no_tokens = torch.ones_like(has_tokens, dtype=b.dtype)
-    maps = torch.stack(
-        [
-            torch.where(has_tokens, _take(weights, first), no_tokens),
-            torch.where(has_tokens, _take(own, first), 0.0),
-        ]
-    )
+    maps = torch.stack([_take(weights, first).where(has_tokens, 1.0), _take(own, first).where(has_tokens, 0.0)])
     after = torch.zeros_like(maps[0]) if beyond is None else beyond.to(b.dtype)
     gathered = shard.all_gather(maps.detach().clone())
     for weight, value in gathered[shard.part + 1 :].flip(0).unbind():

@@ -1,9 +1,7 @@
 """Rollouts of several rows: the rows of each rollout are joined into one sequence.
 
 A rollout has several rows if its context was rewritten, if it had sub-agents, or if it was cut at a turn. Rows with the
-same entry in ``trajectory_ids`` (B,) belong to one rollout. Statistics per row would count such a rollout several
-times. Every primitive takes packed sequences, so a batch of rollouts can be a packed batch: :func:`join` puts the
-tokens of each rollout end to end, and :func:`by_trajectory` calls a primitive on them and returns its result per row.
+same entry in ``trajectory_ids`` (B,) belong to one rollout. :func:`by_trajectory` calls a primitive on whole rollouts.
 """
 
 import inspect
@@ -25,8 +23,7 @@ from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, T
 class Trajectories(NamedTuple):
     """The positions of the tokens of each rollout in the batch.
 
-    There are always B slots for rollouts, so that their number need not be read from a device. The last slots may be
-    empty.
+    There are B slots, the last of which may be empty, so that the number of rollouts is not read from a device.
     """
 
     token_order: Tensor
@@ -64,19 +61,13 @@ class Trajectories(NamedTuple):
         return x[self.trajectory_ids]
 
 
-def join(trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Trajectories:
+def join_rows(
+    trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None
+) -> Trajectories:
     """The order of tokens that puts the tokens of each rollout end to end, its rows in the order of the batch.
 
-    Args:
-        trajectory_ids: int64 (B,), dense (below B): see ``grouping.dense_ids``.
-        response_mask: bool (B, T) or (N,).
-        cu_seqlens: int (B+1,) if packed.
-
-    Raises:
-        ValueError: wrong shapes or dtypes; ids that are not dense.
-
     >>> mask = torch.tensor([[True, True], [True, True], [True, False]])
-    >>> joined = join(torch.tensor([0, 1, 0]), mask)
+    >>> joined = join_rows(torch.tensor([0, 1, 0]), mask)
     >>> joined.tokens(torch.tensor([[1, 2], [3, 4], [5, 6]])), joined.cu_seqlens
     (tensor([1, 2, 5, 6, 3, 4]), tensor([0, 4, 6, 6]))
     """
@@ -106,8 +97,7 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
     returned per token or per row of the batch. ``fn`` must take ``cu_seqlens``.
 
     Raises:
-        ValueError: as :func:`join`; a rollout in two groups or with two scores; totals without trajectories; no
-            annotations, and as many packed tokens as rows.
+        ValueError: as :func:`join_rows`; a rollout in two groups or with two scores; totals without trajectories.
 
     >>> from rlprims.advantage import grpo
     >>> mask = torch.ones(4, 1, dtype=torch.bool)
@@ -127,7 +117,7 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
         cu_seqlens: CuSeqlens | None = None,
         **arguments: Any,
     ) -> Any:
-        joined = join(trajectory_ids, response_mask, cu_seqlens)
+        joined = join_rows(trajectory_ids, response_mask, cu_seqlens)
         for name in ("group_ids", "scores"):
             check_equal_rows(joined, name, arguments.get(name))
         data = {name: _join(joined, name, x, hints.get(name)) for name, x in arguments.items()}
@@ -148,10 +138,8 @@ def check_equal_rows(joined: Trajectories, name: str, x: Tensor | None) -> None:
     differs = (x != expected) & ~(x.isnan() & expected.isnan())
     if differs.any():
         row = int(differs.nonzero()[0, 0])
-        raise ValueError(
-            f"{name} of row {row} is {float(x[row]):g}, and {float(expected[row]):g} in another row of its rollout: "
-            f"expected one {name} per rollout"
-        )
+        own, other = float(x[row]), float(expected[row])
+        raise ValueError(f"{name} of row {row} is {own:g}, expected {other:g} as in another row of its rollout")
 
 
 def _join(joined: Trajectories, name: str, x: Any, hint: Any) -> Any:

@@ -7,7 +7,7 @@ packed ``(N,)`` with ``cu_seqlens`` (B+1,) saying where each sequence begins and
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,14 +30,13 @@ Versions: TypeAlias = Annotated[Tensor, "int (B, T) or (N,)"]
 Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
 
-class Kept(NamedTuple):
+class SamplingSupport(NamedTuple):
     """The set of ids that each token was sampled from, if the sampler truncates: top-k, top-p, min-p.
 
-    The N tokens are packed, or those of (B, T) row after row. Token n was drawn from
-    ``ids[offsets[n]:offsets[n + 1]]``. A token with an empty set was drawn from the whole vocabulary, or is not a
-    response token.
+    The N tokens are packed, or those of (B, T) row after row. Token n was drawn from ``ids[offsets[n]:offsets[n +
+    1]]``. A token with an empty set was drawn from the whole vocabulary, or is not a response token.
 
-    >>> kept = Kept(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # the sets {0, 3}, and the whole vocabulary
+    >>> kept = SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # the sets {0, 3}, and the vocabulary
     >>> kept.allowed(4).int()
     tensor([[1, 0, 0, 1],
             [1, 1, 1, 1]], dtype=torch.int32)
@@ -47,10 +46,10 @@ class Kept(NamedTuple):
     offsets: Annotated[Tensor, "int (N+1,), where each set begins and ends"]
 
     @classmethod
-    def from_counts(cls, ids: Tensor, counts: Tensor) -> "Kept":
+    def from_counts(cls, ids: Tensor, counts: Tensor) -> "SamplingSupport":
         """The sets of these sizes; ``counts`` is int (B, T) or (N,).
 
-        >>> Kept.from_counts(torch.tensor([0, 3]), torch.tensor([[2, 0]])).offsets
+        >>> SamplingSupport.from_counts(torch.tensor([0, 3]), torch.tensor([[2, 0]])).offsets
         tensor([0, 2, 2])
         """
         sizes = counts.flatten().long()
@@ -74,24 +73,24 @@ class Kept(NamedTuple):
     def contains(self, token_ids: Annotated[Tensor, "int64 (N,)"]) -> Annotated[Tensor, "bool (N,)"]:
         """Whether each token is in its own set.
 
-        >>> Kept(torch.tensor([0, 3]), torch.tensor([0, 2, 2])).contains(torch.tensor([1, 1]))
+        >>> SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 2, 2])).contains(torch.tensor([1, 1]))
         tensor([False,  True])
         """
         token = self.token_of
         found = torch.zeros_like(token_ids).index_add(0, token, (self.ids == token_ids[token]).to(token_ids.dtype))
         return (found > 0) | (self.offsets.diff() == 0)
 
-    def take(self, tokens: Annotated[Tensor, "int64 (M,)"]) -> "Kept":
+    def take(self, tokens: Annotated[Tensor, "int64 (M,)"]) -> "SamplingSupport":
         """The sets of these tokens, in their order. The number of ids is read from the device.
 
-        >>> Kept(torch.tensor([0, 3, 5]), torch.tensor([0, 2, 3])).take(torch.tensor([1, 0])).ids
+        >>> SamplingSupport(torch.tensor([0, 3, 5]), torch.tensor([0, 2, 3])).take(torch.tensor([1, 0])).ids
         tensor([5, 0, 3])
         """
         sizes = self.offsets.diff()[tokens].long()
         ends = sizes.cumsum(0)
         shift = self.offsets[tokens] - (ends - sizes)  # position in the old list − position in the new list
         place = torch.arange(int(sizes.sum()), device=self.ids.device) + shift.repeat_interleave(sizes)
-        return Kept.from_counts(self.ids[place], sizes)
+        return SamplingSupport.from_counts(self.ids[place], sizes)
 
 
 AllReduce: TypeAlias = Callable[[Tensor], Tensor]
@@ -107,7 +106,7 @@ class VocabShard(NamedTuple):
     the same order.
 
     Values and first gradients equal those of the whole vocabulary; each rank gets the gradient of its own part. Second
-    derivatives are wrong, because they have terms that mix two shards.
+    derivatives lack terms that mix two shards.
 
     >>> def sum_of_two_equal_ranks(x):
     ...     return 2 * x
@@ -158,17 +157,17 @@ class Totals(NamedTuple):
     trajectories: Tensor | int | None = None
     """The number of rollouts, each of which may be several sequences; None: not counted."""
 
-    def of_rollouts(self) -> "Totals":
-        """The totals if each rollout counts as one sequence.
+    def over_ranks(self, group: Any = None) -> "Totals":
+        """The sum over the ranks of a process group, each with rows of its own; None: all ranks."""
+        counts = {name: torch.as_tensor(n).clone() for name, n in self._asdict().items() if n is not None}
+        for count in counts.values():
+            torch.distributed.all_reduce(count, group=group)
+        return Totals(**counts)
 
-        Raises:
-            ValueError: the rollouts were not counted.
-        """
+    def of_rollouts(self) -> "Totals":
+        """The totals if each rollout counts as one sequence; ``ValueError`` if the rollouts were not counted."""
         if self.trajectories is None:
-            raise ValueError(
-                "totals.trajectories is None, expected the number of rollouts of the step: give trajectory_ids to "
-                "losses.count_totals"
-            )
+            raise ValueError("totals.trajectories is None, expected int: give trajectory_ids to losses.count_totals")
         return self._replace(sequences=self.trajectories)
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from rlprims import advantage, corrections, filters, layout, losses
 from rlprims.interop.dtensor import vocab_of
 from rlprims.logprobs import from_hidden, from_logits, from_logits_with_entropy, fused_loss
-from rlprims.types import Kept, SequenceShard, VocabShard
+from rlprims.types import SamplingSupport, SequenceShard, VocabShard
 
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
@@ -69,7 +69,7 @@ def a_vocabulary(ranks: Ranks) -> None:
     )
     mask = mask.bool()
     allowed = (random(6, size, seed=2) > 0).scatter(1, ids.reshape(6, 1), True)
-    kept = Kept.from_counts(allowed.nonzero()[:, 1], allowed.sum(1))
+    kept = SamplingSupport.from_counts(allowed.nonzero()[:, 1], allowed.sum(1))
 
     def scores(h: Tensor, w: Tensor, vocab: VocabShard | None) -> Tensor:
         log_probs, entropies = from_hidden(h, w, ids, kept, temperature=0.7, vocab=vocab)

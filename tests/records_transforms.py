@@ -62,8 +62,8 @@ def explained_variance(new_values, returns, response_mask):
     return values(diagnostics.explained_variance(new_values, returns, response_mask))
 
 
-def kept_mass(log_probs, whole_log_probs, response_mask):
-    return values(diagnostics.kept_mass(log_probs, whole_log_probs, response_mask))
+def support_mass(log_probs, whole_log_probs, response_mask):
+    return values(diagnostics.support_mass(log_probs, whole_log_probs, response_mask))
 
 
 def length_correlation(scores, response_mask, cu_seqlens=None):
@@ -82,9 +82,9 @@ def pass_at_2(scores, group_ids):
     return values(diagnostics.pass_at_k(scores > 0, group_ids, k=2))
 
 
-def policy_update(log_probs, old_log_probs, advantages, response_mask):
+def ratio_stats(log_probs, old_log_probs, advantages, response_mask):
     return values(
-        diagnostics.policy_update(log_probs, old_log_probs, advantages, response_mask, clip_low=0.2, clip_high=0.3)
+        diagnostics.ratio_stats(log_probs, old_log_probs, advantages, response_mask, clip_low=0.2, clip_high=0.3)
     )
 
 
@@ -93,7 +93,7 @@ def rejections(rewards, advantages, response_mask, cu_seqlens=None):
 
 
 def responses(scores, response_mask, cu_seqlens=None):
-    return values(diagnostics.responses(scores, response_mask, cu_seqlens))
+    return values(diagnostics.response_stats(scores, response_mask, cu_seqlens))
 
 
 def sampler_mismatch(old_log_probs, rollout_log_probs, response_mask, cu_seqlens=None):
@@ -101,7 +101,7 @@ def sampler_mismatch(old_log_probs, rollout_log_probs, response_mask, cu_seqlens
 
 
 def share(valid_rows):
-    return values(diagnostics.share(valid_rows))
+    return values(diagnostics.fraction(valid_rows))
 
 
 def staleness(turn_ids, response_mask):
@@ -113,25 +113,25 @@ def token_max(rewards, response_mask):
 
 
 def token_mean(rewards, response_mask):
-    return values(diagnostics.token_mean(rewards, response_mask))
+    return values(diagnostics.mean_over_tokens(rewards, response_mask))
 
 
 def weights(importance_weights, response_mask):
-    return values(diagnostics.weights(importance_weights, response_mask))
+    return values(diagnostics.weight_stats(importance_weights, response_mask))
 
 
 WITHOUT_A_RULE = {
     "aten.scatter_reduce.two": (
         *("advantage.beta_normalized", "advantage.gdpo", "advantage.gigpo", "advantage.gpg", "advantage.grpo"),
-        *("advantage.optimal_value", "advantage.pass_at_k", "advantage.pkpo", "advantage.quantile"),
-        *("advantage.reinforce_pp_baseline", "advantage.tree", "advantage.turn_grpo"),
-        *("filters.max_variance", "filters.nonzero_range", "filters.solve_rate", "filters.varied_components"),
+        *("advantage.optimal_value", "advantage.pass_at_k_training", "advantage.pkpo", "advantage.quantile_baseline"),
+        *("advantage.reinforce_pp_baseline", "advantage.tree_grpo", "advantage.turn_grpo"),
+        *("filters.varied_scores", "filters.solve_rate", "filters.varied_components"),
         *(
-            "rewards.linear_cost",
+            "rewards.cost_per_token",
             "rewards.relative_length",
             "diagnostics.dead_groups",
             "losses.online_dpo",
-            "losses.real",
+            "losses.rewards_as_labels",
         ),
     ),
 }
@@ -163,26 +163,31 @@ RECORDS: list[dict[str, Any]] = [
     record("corrections.batch_normalized", normalized_weights),
     record("logprobs.from_hidden", log_probs_of_hidden, ("logits", "teacher_logits")),
     record("logprobs.from_logits_with_entropy", log_probs_and_entropies, ("logits",)),
-    record("logprobs.fused_loss", fused_reinforce, ("logits", "teacher_logits")),
+    record(
+        "logprobs.fused_loss",
+        fused_reinforce,
+        ("logits", "teacher_logits"),
+        {"row sharded tensors work": "it flattens the rows, and packed tokens may not be sharded: use to_local()"},
+    ),
     record("losses.count_totals", totals),
     record("diagnostics.best_at_k", best_at_2),
     record("diagnostics.dead_groups", dead_groups),
     record("diagnostics.divergences", divergences),
     record("diagnostics.explained_variance", explained_variance),
-    record("diagnostics.kept_mass", kept_mass),
+    record("diagnostics.support_mass", support_mass),
     record("diagnostics.length_correlation", length_correlation),
     record("diagnostics.log_perplexity", log_perplexity),
     record("diagnostics.nonfinite", nonfinite),
     record("diagnostics.pass_at_k", pass_at_2),
-    record("diagnostics.policy_update", policy_update),
+    record("diagnostics.ratio_stats", ratio_stats),
     record("diagnostics.rejections", rejections),
-    record("diagnostics.responses", responses),
+    record("diagnostics.response_stats", responses),
     record("diagnostics.sampler_mismatch", sampler_mismatch),
-    record("diagnostics.share", share),
+    record("diagnostics.fraction", share),
     record("diagnostics.staleness", staleness),
     record("diagnostics.token_max", token_max),
-    record("diagnostics.token_mean", token_mean),
-    record("diagnostics.weights", weights),
+    record("diagnostics.mean_over_tokens", token_mean),
+    record("diagnostics.weight_stats", weights),
 ]
 """For ``check_transforms``: the function, what it is differentiated by, and which laws do not bind it and why."""
 

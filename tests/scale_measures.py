@@ -18,8 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf._train_state import TrainState
-from rlprims.plan.memory import Shape, _activations, shape_of
+from rlprims.plan.memory import activations
 from rlprims.plan.scale import checkpoint_bytes, forward_flops, kv_bytes, recorded_bytes, update_flops
+from rlprims.plan.sizes import Shape, shape_of
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 from tests import tiny
@@ -117,7 +118,7 @@ def saved_by_autograd(model: Any, shape: Shape) -> Measure:
         kept = model.model(torch.ones(1, TOKENS, dtype=torch.int64), use_cache=False)
     measured = sum(x.untyped_storage().nbytes() for x in held.values())
     del kept
-    planned = sum(line.bytes for line in _activations(shape, TOKENS, TOKENS, 4, False))
+    planned = sum(line.bytes for line in activations(shape, TOKENS, TOKENS, 4, False))
     return Measure("activations of the layers", "L (2 h (4 + 2 w) + (d + 4 m) w + 2 (d + d_kv) w) n", planned, measured)
 
 

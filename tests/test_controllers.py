@@ -66,12 +66,12 @@ def test_at_the_target_it_stays_and_is_applied() -> None:
     assert entropy_values(0.2, 0.2, entropy_coef=0.03, target=0.2) == [0.03, 0.03]
 
 
-def test_it_stays_within_its_bounds() -> None:
+def test_adaptive_entropy_stays_within_its_bounds() -> None:
     assert entropy_values(9.0, 9.0, 0.1, delta=0.01) == pytest.approx([0.0, 0.0, 0.01])
     assert entropy_values(0.1, 0.1, 0.1, delta=0.5, max_coef=0.75) == [0.5, 0.75, 0.75]
 
 
-def test_before_anything_was_measured_it_is_not_applied() -> None:
+def test_adaptive_entropy_is_0_before_anything_was_measured() -> None:
     assert AdaptiveEntropy(entropy_coef=0.5).value == 0.0
 
 

@@ -1,7 +1,7 @@
 """docs/coverage.md says what binds each primitive, and is of today."""
 
-from tests.coverage_table import TABLE, table
+from tools.coverage_table import TABLE, table
 
 
 def test_the_table_is_of_today() -> None:
-    assert TABLE.read_text() == table(), "docs/coverage.md is stale: run python -m tests.coverage_table"
+    assert TABLE.read_text() == table(), "docs/coverage.md is stale: run python -m tools.coverage_table"

@@ -47,14 +47,14 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "filters.clip_cov": lambda b: filters.clip_cov(
         b["new"], b["a"], b["mask"], fraction=0.1, low=0.1, high=2.0, generator=generator()
     ),
-    "filters.completed": lambda b: filters.completed(b["ended"], b["group_ids"], max_share=0.5),
-    "filters.finite": lambda b: filters.finite(b["scores"], b["group_ids"]),
+    "filters.completed_groups": lambda b: filters.completed_groups(b["ended"], b["group_ids"], max_share=0.5),
+    "filters.finite_scores": lambda b: filters.finite_scores(b["scores"], b["group_ids"]),
     "filters.finite_tokens": lambda b: filters.finite_tokens(b["rollout"], b["mask"]),
     "filters.high_entropy": lambda b: filters.high_entropy(b["new"], b["mask"], fraction=0.3),
     "filters.kl_cov": lambda b: filters.kl_cov(b["new"], b["a"], b["mask"], fraction=0.1),
     "filters.m2po": lambda b: filters.m2po(b["new"], b["rollout"], b["mask"], tau=0.5),
     "filters.max_variance": lambda b: filters.max_variance(b["scores"], b["group_ids"], keep=2),
-    "filters.nonzero_range": lambda b: filters.nonzero_range(b["scores"], b["group_ids"]),
+    "filters.varied_scores": lambda b: filters.varied_scores(b["scores"], b["group_ids"]),
     "filters.policy_filtration": lambda b: filters.policy_filtration(
         b["scores"], b["group_ids"], over="group", generator=generator()
     ),
@@ -64,7 +64,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
         corrections.batch_normalized(corrections.tis(b["old"], b["rollout"], b["mask"]), b["mask"]).values
     ),
     "corrections.fipo": lambda b: corrections.fipo(b["new"], b["old"], b["a"], b["mask"], half_life=3.0).values,
-    "corrections.geometric": lambda b: corrections.geometric(b["old"], b["rollout"], b["mask"]).values,
+    "corrections.geometric_gate": lambda b: corrections.geometric_gate(b["old"], b["rollout"], b["mask"]).values,
     "corrections.icepop": lambda b: corrections.icepop(b["old"], b["rollout"], b["mask"]).values,
     "corrections.importance_weights": lambda b: (
         corrections.importance_weights(
@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "corrections.replace_nonfinite": lambda b: corrections.replace_nonfinite(b["rollout"], b["old"], b["mask"]),
     "corrections.seq_mask_tis": lambda b: corrections.seq_mask_tis(b["old"], b["rollout"], b["mask"]).values,
     "corrections.tis": lambda b: corrections.tis(b["old"], b["rollout"], b["mask"]).values,
-    "corrections.veto": lambda b: corrections.veto(b["old"], b["rollout"], b["mask"], low=0.1).values,
+    "corrections.token_veto": lambda b: corrections.token_veto(b["old"], b["rollout"], b["mask"], low=0.1).values,
     "diagnostics.best_at_k": lambda b: diagnostics.best_at_k(b["scores"], b["group_ids"], k=3),
     "diagnostics.dead_groups": lambda b: diagnostics.dead_groups(b["scores"], b["group_ids"], tolerance=0.7),
     "diagnostics.divergences": lambda b: diagnostics.divergences(b["new"], b["ref"], b["mask"]),
@@ -89,23 +89,23 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     ),
     "diagnostics.nonfinite": lambda b: diagnostics.nonfinite(b["new"].log(), b["mask"]),
     "diagnostics.pass_at_k": lambda b: diagnostics.pass_at_k(b["solved"], b["group_ids"], k=2),
-    "diagnostics.policy_update": lambda b: diagnostics.policy_update(
+    "diagnostics.ratio_stats": lambda b: diagnostics.ratio_stats(
         b["new"], b["old"], b["a"], b["mask"], clip_low=0.2, clip_high=0.3
     ),
     "diagnostics.rejections": lambda b: diagnostics.rejections({"low": b["new"] > 0, "high": b["a"] < 1}, b["mask"]),
-    "diagnostics.responses": lambda b: diagnostics.responses(b["scores"], b["mask"]),
-    "diagnostics.kept_mass": lambda b: diagnostics.kept_mass(b["old"], b["rollout"], b["mask"]),
+    "diagnostics.response_stats": lambda b: diagnostics.response_stats(b["scores"], b["mask"]),
+    "diagnostics.support_mass": lambda b: diagnostics.support_mass(b["old"], b["rollout"], b["mask"]),
     "diagnostics.sampler_mismatch": lambda b: diagnostics.sampler_mismatch(b["old"], b["rollout"], b["mask"]),
-    "diagnostics.share": lambda b: diagnostics.share(b["solved"]),
+    "diagnostics.fraction": lambda b: diagnostics.fraction(b["solved"]),
     "diagnostics.staleness": lambda b: diagnostics.staleness(b["turn_ids"], 99, b["mask"]),
     "diagnostics.token_max": lambda b: diagnostics.token_max(b["new"].abs(), b["mask"]),
-    "diagnostics.token_mean": lambda b: diagnostics.token_mean(b["new"], b["mask"]),
-    "diagnostics.weights": lambda b: diagnostics.weights(b["new"].exp(), b["mask"]),
+    "diagnostics.mean_over_tokens": lambda b: diagnostics.mean_over_tokens(b["new"], b["mask"]),
+    "diagnostics.weight_stats": lambda b: diagnostics.weight_stats(b["new"].exp(), b["mask"]),
     "rewards.at_last_token": lambda b: rewards.at_last_token(b["scores"], b["mask"]),
-    "rewards.combine": lambda b: rewards.combine(b["components"], weights=(1.0, 0.1, 0.3)),
+    "rewards.weighted_score": lambda b: rewards.weighted_score(b["components"], weights=(1.0, 0.1, 0.3)),
     "rewards.cosine_length": lambda b: rewards.cosine_length(b["scores"], b["mask"], max_length=30),
     "rewards.implicit_process": lambda b: rewards.implicit_process(b["new"], b["ref"], b["mask"]),
-    "rewards.linear_cost": lambda b: rewards.linear_cost(
+    "rewards.cost_per_token": lambda b: rewards.cost_per_token(
         b["scores"], b["group_ids"], b["mask"], context_lengths=b["responses"].sum(-1), turn_ids=b["turn_ids"]
     ),
     "rewards.kl_penalty": lambda b: rewards.kl_penalty(

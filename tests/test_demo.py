@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlprims.plan.memory import lengths_of, plan
+from rlprims.plan.memory import plan
+from rlprims.plan.sizes import lengths_of
 from rlprims.trainer.config import load_config
 from tests.trainer.runs import rlprims
 

@@ -81,7 +81,7 @@ def a_loss(log_probs: PerToken, advantages: PerToken, response_mask: TokenMask, 
     return log_probs * beta
 
 
-def test_what_the_docstring_says_stays() -> None:
+def test_described_keeps_what_the_docstring_says() -> None:
     function = described(a_loss)
     assert function is a_loss
     words = dict(entries(function))

@@ -15,21 +15,21 @@ from rlprims.diagnostics import (
     dead_groups,
     divergences,
     explained_variance,
-    kept_mass,
+    fraction,
     length_correlation,
     log_perplexity,
     majority_at_k,
+    mean_over_tokens,
     nonfinite,
     pass_at_k,
-    policy_update,
+    ratio_stats,
     rejections,
-    responses,
+    response_stats,
     sampler_mismatch,
-    share,
     staleness,
+    support_mass,
     token_max,
-    token_mean,
-    weights,
+    weight_stats,
 )
 from rlprims.grouping import dense_ids
 from rlprims.layout import pack
@@ -47,25 +47,25 @@ METRICS: dict[str, Callable[[Batch], Metric | Metrics]] = {
     "dead_groups": lambda b: dead_groups(b["scores"], b["group_ids"]),
     "divergences": lambda b: divergences(b["new"], b["old"], b["mask"]),
     "explained_variance": lambda b: explained_variance(b["new"], b["old"], b["mask"]),
-    "kept_mass": lambda b: kept_mass(b["new"], b["old"], b["mask"]),
+    "support_mass": lambda b: support_mass(b["new"], b["old"], b["mask"]),
     "length_correlation": lambda b: length_correlation(b["scores"], b["mask"], b["cu"]),
     "log_perplexity": lambda b: log_perplexity(b["old"], b["mask"], b["cu"]),
     "majority_at_k": lambda b: majority_at_k(b["scores"].long() - 1, b["scores"], b["group_ids"], k=2),
     "nonfinite": lambda b: nonfinite(b["new"].log(), b["mask"]),
     "pass_at_k": lambda b: pass_at_k(b["scores"] > 1, b["group_ids"], k=2),
-    "policy_update": lambda b: policy_update(b["new"], b["old"], b["a"], b["mask"], clip_low=0.2, clip_high=0.3),
+    "ratio_stats": lambda b: ratio_stats(b["new"], b["old"], b["a"], b["mask"], clip_low=0.2, clip_high=0.3),
     "rejections": lambda b: rejections({"low": b["new"] > -0.5, "high": b["a"] < 1}, b["mask"], b["cu"]),
-    "responses": lambda b: responses(b["scores"], b["mask"], b["cu"]),
+    "response_stats": lambda b: response_stats(b["scores"], b["mask"], b["cu"]),
     "sampler_mismatch": lambda b: sampler_mismatch(b["old"], b["new"], b["mask"], b["cu"]),
-    "share": lambda b: share(b["scores"] > 1),
+    "fraction": lambda b: fraction(b["scores"] > 1),
     "staleness": lambda b: staleness((3 * b["new"]).nan_to_num().long(), 50, b["mask"]),
     "token_max": lambda b: token_max(b["new"].abs(), b["mask"]),
-    "token_mean": lambda b: token_mean(b["new"], b["mask"]),
-    "weights": lambda b: weights(b["new"].exp(), b["mask"]),
+    "mean_over_tokens": lambda b: mean_over_tokens(b["new"], b["mask"]),
+    "weight_stats": lambda b: weight_stats(b["new"].exp(), b["mask"]),
 }
 
 
-OF_ROWS = {"best_at_k", "dead_groups", "length_correlation", "majority_at_k", "pass_at_k", "responses", "share"}
+OF_ROWS = {"best_at_k", "dead_groups", "length_correlation", "majority_at_k", "pass_at_k", "response_stats", "fraction"}
 
 
 def test_no_public_metric_escapes_the_laws() -> None:
@@ -124,7 +124,7 @@ class TestLaws:
         assert_same(measured(name, packed), measured(name, batch))
 
     @pytest.mark.parametrize("junk", [0.0, torch.inf, 1e38])
-    def test_what_stands_outside_the_mask_is_not_read(self, name: str, seed: int, junk: float) -> None:
+    def test_diagnostics_read_nothing_outside_the_mask(self, name: str, seed: int, junk: float) -> None:
         batch = random_batch(seed)
         filled = batch | {k: batch[k].where(batch["mask"], junk) for k in ("new", "old", "a")}
         for metric, want in zip(measured(name, filled).values(), measured(name, batch).values(), strict=True):
@@ -152,7 +152,7 @@ class TestLaws:
 
 class TestPolicy:
     def test_the_update_by_hand(self) -> None:
-        got = policy_update(LOG_PROBS, torch.zeros(2, 3), ADVANTAGES, MASK, clip_low=0.2, clip_high=0.2)
+        got = ratio_stats(LOG_PROBS, torch.zeros(2, 3), ADVANTAGES, MASK, clip_low=0.2, clip_high=0.2)
         assert got["clip_fraction_high"].value() == 0.25  # ratio 2, A > 0
         assert got["outside_fraction_high"].value() == 0.25  # ratio 2, A < 0
         assert got["clip_fraction_low"].value() == 0.25  # ratio 1/2, A < 0
@@ -164,7 +164,7 @@ class TestPolicy:
     def test_each_side_and_sign_is_counted_apart(self) -> None:
         ratio = torch.tensor([[0.5] * 3 + [2.0] * 7])
         a = torch.tensor([[-1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0]])
-        got = policy_update(ratio.log(), torch.zeros(1, 10), a, ratio > 0, clip_low=0.2, clip_high=0.2)
+        got = ratio_stats(ratio.log(), torch.zeros(1, 10), a, ratio > 0, clip_low=0.2, clip_high=0.2)
         shares = {name: round(float(metric.value()), 6) for name, metric in got.items() if "fraction" in name}
         assert shares == {
             "clip_fraction_low": 0.1,
@@ -174,10 +174,10 @@ class TestPolicy:
         }
 
     def test_without_bounds_there_is_no_clip_fraction(self) -> None:
-        assert set(policy_update(LOG_PROBS, LOG_PROBS, ADVANTAGES, MASK)) == {"approx_kl", "ratio_max"}
+        assert set(ratio_stats(LOG_PROBS, LOG_PROBS, ADVANTAGES, MASK)) == {"approx_kl", "ratio_max"}
 
     def test_on_policy_nothing_has_moved(self) -> None:
-        got = policy_update(LOG_PROBS, LOG_PROBS, ADVANTAGES, MASK)
+        got = ratio_stats(LOG_PROBS, LOG_PROBS, ADVANTAGES, MASK)
         assert got["approx_kl"].value() == 0
         assert got["ratio_max"].value() == 1
 
@@ -191,17 +191,17 @@ class TestPolicy:
 
 class TestWeights:
     def test_by_hand(self) -> None:
-        got = weights(torch.tensor([[3.0, 1.0, torch.nan]]), torch.tensor([[True, True, False]]))
+        got = weight_stats(torch.tensor([[3.0, 1.0, torch.nan]]), torch.tensor([[True, True, False]]))
         assert {name: float(metric.value()) for name, metric in got.items()} == pytest.approx(
             {"weight_mean": 2.0, "weight_max": 3.0, "weight_ess": 16 / 20, "weight_chi2": 4.0}
         )
 
     def test_equal_weights_leave_everything(self) -> None:
-        got = weights(torch.full((7,), 0.1), torch.ones(7, dtype=torch.bool))
+        got = weight_stats(torch.full((7,), 0.1), torch.ones(7, dtype=torch.bool))
         assert got["weight_ess"].value() == 1
 
     def test_one_weight_above_all_others_gives_one(self) -> None:
-        got = weights(torch.tensor([1e8] + [1e-8] * 9), torch.ones(10, dtype=torch.bool))
+        got = weight_stats(torch.tensor([1e8] + [1e-8] * 9), torch.ones(10, dtype=torch.bool))
         assert got["weight_ess"].value() == pytest.approx(0.1)
 
     def test_a_mismatch_is_seen_at_its_largest_token(self) -> None:
@@ -228,7 +228,7 @@ class TestWeights:
 
 class TestResponses:
     def test_by_hand(self) -> None:
-        got = responses(torch.tensor([1.0, 0.0]), MASK)
+        got = response_stats(torch.tensor([1.0, 0.0]), MASK)
         assert got["score"].value() == 0.5
         assert got["length"].value() == 2
         assert got["length_score_correlation"].value() == pytest.approx(1)
@@ -359,7 +359,7 @@ def test_the_compiled_metrics_are_the_same(shape: tuple[int, int], bounds: dict[
     mask[:1, :1] = True
 
     def values(*tokens: Tensor) -> dict[str, Tensor]:
-        return {name: metric.value() for name, metric in diagnostics.policy_update(*tokens, **bounds).items()}
+        return {name: metric.value() for name, metric in diagnostics.ratio_stats(*tokens, **bounds).items()}
 
     want = values(new, old, advantages, mask)
     got = torch.compile(values, fullgraph=True, backend="eager")(new, old, advantages, mask)
@@ -374,20 +374,22 @@ class TestShapes:
         """A (2, 3) tensor with a (2, 1) mask was broadcast: the mean was 10.5 instead of an error."""
         x, narrow = torch.arange(6.0).reshape(2, 3), torch.ones(2, 1, dtype=torch.bool)
         with pytest.raises(ValueError, match=r"x has shape \(2, 3\), response_mask has \(2, 1\)"):
-            token_mean(x, narrow)
+            mean_over_tokens(x, narrow)
 
     def test_tokens_that_do_not_fit_are_refused_by_every_metric(self) -> None:
         x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
         short, row = torch.zeros(2, 1), torch.zeros(1, 3)
         calls: list[Callable[[], object]] = []
         for bad in (short, row):
-            calls += [lambda bad=bad, fn=fn: fn(bad, mask) for fn in (token_mean, token_max, nonfinite, log_perplexity)]
-            calls += [lambda bad=bad: weights(bad, mask)]
+            calls += [
+                lambda bad=bad, fn=fn: fn(bad, mask) for fn in (mean_over_tokens, token_max, nonfinite, log_perplexity)
+            ]
+            calls += [lambda bad=bad: weight_stats(bad, mask)]
             for fn in (divergences, explained_variance, sampler_mismatch):
                 calls += [lambda bad=bad, fn=fn: fn(bad, x, mask), lambda bad=bad, fn=fn: fn(x, bad, mask)]
             for place in range(3):
                 tokens = [bad if i == place else x for i in range(3)]
-                calls += [lambda tokens=tokens: policy_update(*tokens, mask)]
+                calls += [lambda tokens=tokens: ratio_stats(*tokens, mask)]
             calls += [lambda bad=bad: rejections({"bounds": bad > 0}, mask)]
         for call in calls:
             with pytest.raises(ValueError, match=r"has shape \((2, 1|1, 3)\)"):
@@ -400,23 +402,26 @@ class TestShapes:
                 lambda bad=bad: best_at_k(bad, ids, k=1),
                 lambda bad=bad: pass_at_k(bad > 0, ids, k=1),
                 lambda bad=bad: dead_groups(bad, ids),
-                lambda bad=bad: responses(bad, mask),
+                lambda bad=bad: response_stats(bad, mask),
                 lambda bad=bad: length_correlation(bad, mask),
             ]
             for call in calls:
                 with pytest.raises(ValueError, match=r"has shape .*expected"):
                     call()
         with pytest.raises(ValueError, match=r"rows has shape \(2, 1\).*expected bool \(B,\)"):
-            share(torch.zeros(2, 1) > 0)
+            fraction(torch.zeros(2, 1) > 0)
 
     def test_masks_that_are_not_bool_are_refused(self) -> None:
         x, mask = torch.zeros(2, 3), torch.ones(2, 3)
         calls: list[Callable[[], object]] = [
-            *(lambda fn=fn: fn(x, mask) for fn in (token_mean, token_max, nonfinite, weights, log_perplexity)),
+            *(
+                lambda fn=fn: fn(x, mask)
+                for fn in (mean_over_tokens, token_max, nonfinite, weight_stats, log_perplexity)
+            ),
             *(lambda fn=fn: fn(x, x, mask) for fn in (divergences, explained_variance, sampler_mismatch)),
-            lambda: policy_update(x, x, x, mask),
+            lambda: ratio_stats(x, x, x, mask),
             lambda: rejections({"bounds": mask}, mask > 0),
-            lambda: share(mask[0]),
+            lambda: fraction(mask[0]),
         ]
         for call in calls:
             with pytest.raises(ValueError, match=r"dtype torch\.float32, expected (torch\.)?bool"):

@@ -2,6 +2,7 @@
 
 import base64
 import doctest
+import importlib
 import json
 import re
 import runpy
@@ -13,12 +14,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from benchmarks import _report
 from rlprims import rewards
-from rlprims.algorithms import Algorithm, Use
+from rlprims.algorithms import PRESETS, Algorithm, BoundFunction
 from rlprims.fit.config import FitConfig
 from rlprims.testing._cases import VOCABULARY
 from rlprims.trainer.config import Config
-from tests import paper_pages
+from tools import paper_pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,7 +53,7 @@ def test_every_block_of_the_how_to_pages_is_an_example_that_runs(path: Path) -> 
 
 
 @pytest.mark.parametrize("path", [path for path in [*PAGES, ROOT / "README.md"] if blocks(path, "python")], ids=str)
-def test_other_python_is_python(path: Path) -> None:
+def test_python_blocks_that_are_no_examples_compile(path: Path) -> None:
     """What needs a peer or a model is run in tests/peers; here it is read, and its imports from here are there."""
     for code in blocks(path, "python"):
         if ">>> " not in code:
@@ -77,7 +79,13 @@ def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_page_on_rewards_are_settings() -> None:
-    whole = {"run_dir": "run", "algorithm": "grpo", "model": {"path": "m"}, "data": {"train": "d"}}
+    whole = {
+        "run_dir": "run",
+        "algorithm": "grpo",
+        "verifier": "rewards.verifiers.gsm8k",
+        "model": {"path": "m"},
+        "data": {"train": "d"},
+    }
     for text in blocks(DOCS / "rewards.md", "yaml"):
         config = Config.model_validate(whole | yaml.safe_load(text))
         assert Config.model_validate(config.model_dump(mode="json")) == config
@@ -91,8 +99,31 @@ def test_settings_are_settings(path: Path) -> None:
             (Config if "algorithm" in values else FitConfig).model_validate(values)
 
 
-def test_the_page_of_papers_is_of_today() -> None:
-    assert paper_pages.PAGE.read_text() == paper_pages.page(), "run python -m tests.paper_pages"
+def test_the_page_of_papers_has_every_preset_and_every_primitive_with_a_paper() -> None:
+    page = paper_pages.page()
+    headings = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    assert {*PRESETS, "advantage.gae", "losses.dpo", "corrections.fipo"} <= set(headings)
+    assert len(headings) == len(set(headings)) > 150
+    assert "[arXiv:2402.03300](https://arxiv.org/abs/2402.03300)" in page.split("### `grpo`")[1].split("###")[0]
+    assert not re.search(r"(?<!\[)arXiv:\d{4}\.\d{5}", page)
+
+
+def test_every_row_of_the_benchmarks_is_on_their_page() -> None:
+    """``make bench`` writes the numbers and the report; the page of all rows is made with the site."""
+    page = _report.every_row()
+    stored = json.loads(_report.STORED.read_text())
+    assert len(re.findall(r"^\| (?!case )", page, re.MULTILINE)) == len(stored["rows"])
+    assert (DOCS / "benchmarks" / "README.md").read_text() == _report.summary(stored, _report.STORED.name)
+
+
+def test_pages_that_the_site_makes_name_what_makes_them() -> None:
+    made = {path: re.search(r"<!-- made: (\S+) -->", path.read_text()) for path in PAGES}
+    found = {name(path): match[1] for path, match in made.items() if match}
+    assert set(found) == {"papers.md", "benchmarks/rows.md"}
+    for place, function in found.items():
+        module, _, attribute = function.rpartition(".")
+        title = (DOCS / place).read_text().splitlines()[0]
+        assert getattr(importlib.import_module(module), attribute)().startswith(f"{title}\n")
 
 
 def test_every_name_of_the_vocabulary_is_explained() -> None:
@@ -143,7 +174,7 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(kind, type)
         ]
         for kind in kinds:
-            if issubclass(kind, BaseModel) and kind is not Use:
+            if issubclass(kind, BaseModel) and kind is not BoundFunction:
                 yield from keys(kind, f"{prefix}{key}.")
 
 

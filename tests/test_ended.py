@@ -58,14 +58,14 @@ class TestNames:
     def test_names_and_codes_are_one_to_one_and_stay_as_they_are(self) -> None:
         """Recorded batches and rollouts are read by them."""
         assert LABELS == get_args(EndedName) == tuple(Endings.model_fields)
-        assert {name: int(Ended.of(name)) for name in LABELS} == {
+        assert {name: int(Ended.from_label(name)) for name in LABELS} == {
             "stop": 0, "length": 1, "turns": 2, "context": 3, "parse_error": 4, "timeout": 5, "error": 6, "aborted": 7,
         }  # fmt: skip
         assert ["stop", *CUT_OFF] == [Ended(code).label for code in range(8)]
 
     def test_an_unknown_name_is_refused_with_those_that_there_are(self) -> None:
         with pytest.raises(ValueError, match="ended is 'abort', expected 'stop' or 'length' or 'turns'"):
-            Ended.of("abort")
+            Ended.from_label("abort")
         with pytest.raises(ValueError, match="ended is 'tool', expected"):
             Turn([1], [2], [-0.5], finish="tool")  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ class TestPolicies:
 
     @pytest.mark.parametrize("reason", ["timeout", "error", "aborted"])
     def test_what_is_not_the_policy_s_doing_drops_its_group(self, reason: str) -> None:
-        data = batch(ended=codes(Ended.STOP, Ended.STOP, Ended.of(reason), Ended.PARSE_ERROR))
+        data = batch(ended=codes(Ended.STOP, Ended.STOP, Ended.from_label(reason), Ended.PARSE_ERROR))
         assert filter_groups(PLAIN, data) == [None, None, *[f"a response ended by {reason}"] * 2]
         assert filter_groups(PLAIN.replace(ended={reason: "score"}), data) == [None] * 4
 
@@ -115,7 +115,7 @@ class TestPolicies:
         assert filter_groups(dropping, failed) == [*["a response ended by context"] * 2, None, None]
         assert leave_out_rows(leaving, went_on)["valid_rows"].all()
         assert leave_out_rows(leaving, failed)["valid_rows"].tolist() == [False, False, True, True]
-        complete = algorithms.dapo().replace(filter={"keep": filters.completed})
+        complete = algorithms.dapo().replace(filter={"keep": filters.completed_groups})
         assert [reason is None for reason in filter_groups(complete, failed)] == [False, False, True, True]
         cut = use(rewards.truncation_penalty, penalty=1.0, reasons=("context",))
         shaped = [shape_scores(PLAIN.replace(score_shaping=[cut]), data)["shaped_scores"] for data in (went_on, failed)]

@@ -23,9 +23,9 @@ from rlprims.advantage import (
     maxrl,
     opo,
     optimal_token_baseline,
-    pass_at_k,
+    pass_at_k_training,
     pkpo,
-    quantile,
+    quantile_baseline,
     reinforce_pp,
     reinforce_pp_baseline,
     remax,
@@ -37,7 +37,7 @@ from rlprims.advantage import (
 from rlprims.logprobs import from_logits
 from rlprims.losses import clipped_surrogate, kl, reinforce, token_sum
 from rlprims.rewards import at_last_token, kl_penalty
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 VOCAB = 3
 RESPONSES = [(0,), *((a, b) for a in range(1, VOCAB) for b in range(VOCAB))]
@@ -153,8 +153,8 @@ class TestPolicyGradients:
         ("estimator", "baseline"),
         [
             (opo, lambda s, length: (length * s).sum(-1) / length.sum(-1)),
-            (partial(quantile, level=0.3, normalize_std=False), lambda s, length: s.min(-1).values),
-            (partial(quantile, level=1.0, normalize_std=False), lambda s, length: s.max(-1).values),
+            (partial(quantile_baseline, level=0.3, normalize_std=False), lambda s, length: s.min(-1).values),
+            (partial(quantile_baseline, level=1.0, normalize_std=False), lambda s, length: s.max(-1).values),
         ],
         ids=["weighted by length", "smallest", "largest"],
     )
@@ -204,7 +204,7 @@ class TestPolicyGradients:
     def test_the_lead_over_the_second_is_the_gradient_of_the_best_of_n(self, n: int) -> None:
         """The paper sums over the group; we average."""
         best = gradient(lambda theta: Groups(n).expectation(lambda m: SCORES[m].max(-1).values, theta), THETA)
-        torch.testing.assert_close(n * Groups(n).gradient(pass_at_k), best, **CLOSE)
+        torch.testing.assert_close(n * Groups(n).gradient(pass_at_k_training), best, **CLOSE)
 
     @pytest.mark.parametrize("n", [2, 3])
     def test_dividing_by_the_mean_is_the_gradient_of_log_p_cut_off(self, n: int) -> None:
@@ -334,12 +334,12 @@ class TestTruncatedSampling:
     inside = (kept_ids[STATES] == TOKENS[..., None]).any(-1) | ~MASK
     possible = inside.all(-1)  # the responses that can be drawn
     mask = MASK[possible]
-    kept = Kept.from_counts(kept_ids[STATES[possible]][mask].flatten(), 2 * mask)
+    kept = SamplingSupport.from_counts(kept_ids[STATES[possible]][mask].flatten(), 2 * mask)
 
-    def log_probs(self, theta: Tensor, kept: Kept | None) -> Tensor:
+    def log_probs(self, theta: Tensor, kept: SamplingSupport | None) -> Tensor:
         return from_logits(theta[STATES[self.possible]], TOKENS[self.possible], kept).where(self.mask, torch.nan)
 
-    def of(self, kept: Kept | None) -> Tensor:
+    def of(self, kept: SamplingSupport | None) -> Tensor:
         """The expected gradient of REINFORCE over what is drawn, scored within these sets."""
         advantages = at_last_token(SCORES[self.possible], self.mask)
         advantages = discounted_returns(advantages, self.mask)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlprims.advantage import gigpo, grpo, prime, rtmc, tree, turn_grpo, vine
+from rlprims.advantage import gigpo, grpo, prime, rtmc, tree_grpo, turn_grpo, vineppo
 from rlprims.losses import reinforce
 from rlprims.rewards import at_last_token
 from tests.test_enumeration import (
@@ -50,7 +50,7 @@ class TestVine:
                     chance[a] = after[a, list(tokens)].prod()
                 chance[0] = VOCAB**-continuations  # a response of one token has no second state
                 values = torch.stack([first.expand(len(RESPONSES)), value[STATES[:, 1]]], 1)
-                advantages = vine(at_last_token(SCORES, MASK), values, STEPS, MASK)
+                advantages = vineppo(at_last_token(SCORES, MASK), values, STEPS, MASK)
                 weights = p * p[list(draw)].prod() * chance[STATES[:, 1]]
                 surrogate = partial(self.surrogate, advantages, weights)
                 total = total + gradient(surrogate, THETA)
@@ -93,14 +93,14 @@ class TestTree:
         )
 
     def test_beginnings_and_branches_get_their_shares_of_the_policy_gradient(self) -> None:
-        got = self.gradient(partial(tree, normalize_std=False))
+        got = self.gradient(partial(tree_grpo, normalize_std=False))
         m, n = self.M, self.N
         share = torch.tensor([(m - 1) / m, *[(m * n - 1) / (m * n) + (n - 1) / n] * 2], dtype=torch.float64)
         torch.testing.assert_close(got, share[:, None] * POLICY_GRADIENT, **CLOSE)
 
     def test_inside_a_tree_only_the_branches_learn(self) -> None:
         def intra(rewards: Tensor, group_ids: Tensor, tree_ids: Tensor, mask: Tensor) -> Tensor:
-            both = tree(rewards, group_ids, tree_ids, mask, normalize_std=False)
+            both = tree_grpo(rewards, group_ids, tree_ids, mask, normalize_std=False)
             return both - grpo(rewards, group_ids, mask, normalize_std=False)
 
         share = torch.tensor([0, *[(self.N - 1) / self.N] * 2], dtype=torch.float64)

@@ -13,7 +13,7 @@ from rlprims import losses
 from rlprims.corrections import importance_weights
 from rlprims.layout import to_tokens
 from rlprims.logprobs import entropy_from_logits
-from rlprims.losses import cispo, clipped_surrogate, decoupled_ppo, entropy, gspo, kl, reinforce, weighted_kl
+from rlprims.losses import cispo, clipped_surrogate, decoupled_ppo, gspo, kl, negative_entropy, reinforce, weighted_kl
 from rlprims.rewards import kl_penalty
 from tests.test_enumeration import (
     CLOSE,
@@ -298,7 +298,7 @@ class TestEntropy:
     STATES = torch.tensor([[0, y[0]] for y in RESPONSES])
 
     def loss(self, theta: Tensor) -> Tensor:
-        return mean_of(entropy(entropy_from_logits(theta[self.STATES]), MASK), THETA)
+        return mean_of(negative_entropy(entropy_from_logits(theta[self.STATES]), MASK), THETA)
 
     def test_the_value_is_the_entropy_of_whole_responses(self) -> None:
         want = sum(probability(path) * log(probability(path)) for path in paths(THETA))

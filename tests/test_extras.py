@@ -15,7 +15,7 @@ from torch import Tensor
 from rlprims import DataProto, layout, turns
 from rlprims.batching import balance, micro_batches
 from rlprims.execution import kept_of
-from rlprims.trajectories import join
+from rlprims.trajectories import join_rows
 
 LAYERS, EXPERTS = 2, 3
 
@@ -102,7 +102,7 @@ def test_through_packing_balancing_micro_batches_and_joining(seed: int) -> None:
         assert_extras_are_their_tokens(data[torch.as_tensor(rows)])
     for rows in balance(lengths.tolist(), 2):
         assert_extras_are_their_tokens(data[torch.as_tensor(rows)])
-    joined = join(data["trajectory_ids"], mask)
+    joined = join_rows(data["trajectory_ids"], mask)
     whole = joined.tokens(mask)
     assert torch.equal(joined.tokens(data["routed_experts"])[whole].long(), routes(joined.tokens(numbers))[whole])
 

@@ -305,7 +305,7 @@ def test_the_peers_number(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if is_refused(c)], ids=lambda c: c.id)
-def test_what_the_peer_refuses_is_refused(case: Case) -> None:
+def test_golden_calls_that_the_peer_refuses_are_refused(case: Case) -> None:
     with pytest.raises(ValueError, match=r"chunk|union"):
         answer(case)
 

@@ -1,5 +1,6 @@
 """Wrong primitives are caught by name: each makes a mistake that a peer has made, or that one law exists to find."""
 
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from rlprims import losses
+from rlprims import advantage, losses
 from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.testing import (
     check,
@@ -103,6 +104,11 @@ def penalty_in_place(rewards, response_mask, cu_seqlens=None, *, penalty=0.5):
     """Writes to the caller's rewards."""
     rewards -= penalty
     return rewards * response_mask
+
+
+def flipped(rewards, group_ids, response_mask, cu_seqlens=None):
+    """The group's mean minus the score: nothing but the sign is wrong."""
+    return -advantage.grpo(rewards, group_ids, response_mask, cu_seqlens)
 
 
 def positive_std(scores, group_ids):
@@ -262,6 +268,7 @@ TRANSFORMED = ["func grad is autograd", "jvp is the transpose of grad", "vmap is
 WRONG = [
     (check_advantage, group_mean_over_padding, ["padding changes nothing", "packed equals padded", "masked is absent"]),
     (check_advantage, standard_score, ["equal rewards give zero"]),
+    (check_advantage, flipped, ["a higher score never gets a lower advantage"]),
     (check_advantage, discounted_through_tools, ["packed equals padded", "padding changes nothing"]),
     (check_loss, mask_after_exp, ["masked is absent", "far log ratios are finite"]),
     (check_loss, output_cap, ["far log ratios are finite"]),
@@ -294,13 +301,13 @@ def test_a_wrong_primitive_is_caught(check: Callable[..., None], fn: Callable[..
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fn", "laws"), COMPILED, ids=[fn.__name__ for fn, _ in COMPILED])
-def test_what_does_not_compile_is_caught(fn: Callable[..., Any], laws: list[str]) -> None:
+def test_laws_catch_functions_that_do_not_compile(fn: Callable[..., Any], laws: list[str]) -> None:
     assert_caught(check_transforms, fn, laws, "usual")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fn", "laws"), THOROUGH, ids=[fn.__name__ for fn, _ in THOROUGH])
-def test_what_only_the_thorough_laws_see_is_caught(fn: Callable[..., Any], laws: list[str]) -> None:
+def test_laws_catch_by_the_thorough_ones(fn: Callable[..., Any], laws: list[str]) -> None:
     assert_caught(check_transforms, fn, laws, "thorough")
 
 
@@ -311,7 +318,7 @@ def assert_caught(check: Callable[..., None], fn: Callable[..., Any], laws: list
     report = str(caught.value)
     assert report.startswith(f"{fn.__name__} breaks ")
     for law in laws:
-        assert f"\n  {law}: " in report
+        assert re.search(rf"\n  {law}: |for the same cause: .*\b{law}\b", report)
 
 
 def test_an_option_without_effect_is_caught() -> None:
@@ -325,6 +332,71 @@ def test_the_report_says_law_argument_and_difference() -> None:
     assert "masked is absent: the value with nan outside the mask of rewards (padded) differs by up to inf at [" in str(
         caught.value
     )
+
+
+def report_on(fn: Callable[..., Any], check: Callable[..., None] = check_loss, effort: str = "quick") -> list[str]:
+    with pytest.raises(AssertionError) as caught:
+        check(fn, effort=effort)
+    return str(caught.value).splitlines()
+
+
+def mean_of_rows(log_probs, old_log_probs, response_mask):
+    """Of whole rows, and without ``cu_seqlens``."""
+    x = torch.where(response_mask, log_probs - old_log_probs.detach(), 0.0)
+    return torch.where(response_mask, x.sum(-1, keepdim=True), 0.0)
+
+
+def test_each_cause_is_reported_once() -> None:
+    report = report_on(mean_of_rows)
+    [line] = [line for line in report if "cu_seqlens" in line]
+    assert "packed equals padded" in line
+    assert "masked is absent" in line
+    assert report[report.index(line) - 1] == "missing layouts and transforms:"
+
+
+def nan_at_zero(log_probs, response_mask, cu_seqlens=None):
+    """0/0 on every token."""
+    return losses.nll(log_probs, response_mask, cu_seqlens) * (0 * log_probs.detach() / 0)
+
+
+def test_nan_beside_nan_is_one_finding() -> None:
+    [line] = [line for line in report_on(nan_at_zero) if "a result is NaN for data that are finite" in line]
+    assert "rows may be permuted" in line
+    assert "subclasses pass through" in line
+
+
+def test_wrong_numbers_come_first_and_unfriendly_errors_last() -> None:
+    report = report_on(old_policy_in_the_graph)
+    headings = [line for line in report if line.endswith(":") and not line.startswith(" ")]
+    assert headings[1:] == ["wrong numbers:", "gradients with respect to data:", "unfriendly errors:"]
+    _, heading, worst, *_ = report_on(flipped, check_advantage)
+    assert heading == "wrong numbers:"
+    assert worst.startswith("  a higher score never gets a lower advantage: scores of ")
+
+
+def test_derivatives_by_rewards_have_their_own_heading() -> None:
+    def through_a_hand_written_gradient(rewards, response_mask, cu_seqlens=None):
+        return torch.where(response_mask, ExpWithConstantSlope.apply(rewards), 0.0)
+
+    report = report_on(through_a_hand_written_gradient, check_reward)
+    headings = [i for i, line in enumerate(report) if line.endswith(":") and not line.startswith(" ")]
+    at = report.index("gradients with respect to data:")
+    last = min([i for i in headings if i > at], default=len(report))
+    assert "jvp is the transpose of grad" in "\n".join(report[at:last])
+
+
+def test_a_loss_of_single_tokens_needs_no_cu_seqlens() -> None:
+    def surrogate(log_probs, advantages, response_mask):
+        return torch.where(response_mask, -advantages.detach() * log_probs, 0.0).float().to(log_probs.dtype)
+
+    assert not any("cu_seqlens" in line for line in report_on(surrogate))
+
+
+@pytest.mark.slow
+def test_traces_of_the_compiler_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        report_on(mask_after_exp, effort="usual")
+    assert not [record for record in caplog.records if record.name == "torch.__trace"]
 
 
 def test_a_name_outside_the_vocabulary_is_refused() -> None:

@@ -90,13 +90,13 @@ def test_a_long_packed_sequence_is_summed_without_loss_in_float32() -> None:
 )
 def test_boundaries_that_do_not_fit_are_named(cu: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        layout.check(torch.tensor(cu), 4)
+        layout.check_cu_seqlens(torch.tensor(cu), 4)
 
 
 def test_boundaries_that_fit() -> None:
     for cu in ([0, 4], [0, 0, 4, 4], [0, 1, 2, 3, 4]):
-        layout.check(torch.tensor(cu), 4)
-    layout.check(torch.tensor([0]), 0)
+        layout.check_cu_seqlens(torch.tensor(cu), 4)
+    layout.check_cu_seqlens(torch.tensor([0]), 0)
 
 
 @given(st.lists(st.booleans(), max_size=12))
@@ -153,7 +153,7 @@ def test_boundaries_of_lengths(lengths: list[int]) -> None:
     assert made.dtype is torch.int64
     assert made.diff().tolist() == lengths
     assert made[0] == 0
-    layout.check(made, sum(lengths))
+    layout.check_cu_seqlens(made, sum(lengths))
     assert torch.equal(layout.cu_seqlens(torch.tensor(lengths, dtype=torch.int32)), made)
 
 

@@ -57,7 +57,9 @@ def test_the_mean_of_nothing_is_zero() -> None:
         (MASK, None, {"rewards": torch.zeros(2, 1)}, r"rewards has shape \(2, 1\), response_mask has \(2, 3\)"),
     ],
 )
-def test_what_does_not_fit_is_named(mask: torch.Tensor, cu: torch.Tensor, data: dict, message: str) -> None:
+def test_check_tokens_names_tensors_that_do_not_fit(
+    mask: torch.Tensor, cu: torch.Tensor, data: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         check_tokens(mask, cu, **data)
 
@@ -99,7 +101,7 @@ def of_logits(token_ids):
         (lambda: advantage.rloo(ZEROS, np.array([0, 0]), MASK), "group_ids is a ndarray", "grouping.dense_ids(labels)"),
         (lambda: advantage.rloo(ZEROS, IDS.int(), MASK), "dtype torch.int32", "grouping.dense_ids(labels)"),
         (lambda: advantage.rloo(ZEROS, torch.tensor([3, 40]), MASK), "from 3 to 40", "grouping.dense_ids(labels)"),
-        (lambda: filters.nonzero_range(ZEROS[:, 0], ["a", "b"]), "group_ids is a list", "grouping.dense_ids(labels)"),
+        (lambda: filters.varied_scores(ZEROS[:, 0], ["a", "b"]), "group_ids is a list", "grouping.dense_ids(labels)"),
         (lambda: losses.count_totals(MASK, group_ids=["a"]), "group_ids is a list", "grouping.dense_ids(labels)"),
         (lambda: advantage.grpo(ZEROS.numpy(), IDS, MASK), "rewards is a ndarray", "torch.as_tensor(rewards)"),
         (lambda: advantage.grpo(ZEROS, IDS, MASK.tolist()), "response_mask is a list", "as_tensor(response_mask)"),
@@ -116,7 +118,7 @@ def of_logits(token_ids):
         (lambda: of_logits(torch.tensor([[1]])), "shape (1, 1)", "from_logits(logits[:, :-1], input_ids[:, 1:])"),
     ],
 )
-def test_what_does_not_fit_is_named_with_what_to_write(call: Callable[[], object], got: str, use: str) -> None:
+def test_checks_say_what_to_write(call: Callable[[], object], got: str, use: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){re.escape(got)}.*{re.escape(use)}"):
         call()
 
@@ -144,7 +146,7 @@ LOSSES_OF_TWO_POLICIES = [
     lambda new, old: losses.cispo(new, old, ZEROS, MASK),
     lambda new, old: losses.dppo(new, old, ZEROS, MASK),
     lambda new, old: losses.kl(new, old, MASK),
-    lambda new, old: losses.value(new, old, ZEROS, MASK),
+    lambda new, old: losses.value_loss(new, old, ZEROS, MASK),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from difflib import unified_diff
 
-from tests.public_api import COMMAND, FILE, table
+from tools.public_api import COMMAND, FILE, table
 
 
 def test_the_public_names_and_their_signatures_are_the_pinned_ones() -> None:

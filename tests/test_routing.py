@@ -12,7 +12,7 @@ def logits_of(tokens: int, experts: int, dtype: torch.dtype = torch.float64) -> 
     return torch.randn(tokens, experts, generator=generator, dtype=dtype).requires_grad_()
 
 
-def test_its_own_routes_change_nothing_in_a_real_router() -> None:
+def test_replaying_a_real_routers_own_routes_changes_nothing() -> None:
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 

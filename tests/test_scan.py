@@ -1,15 +1,17 @@
 """The reverse scan and the sums made of it, against a plain loop."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.export import Dim, export
 
 from rlprims.advantage import discounted_returns, gae, reinforce_pp, td_lambda, vtrace
-from rlprims.scan import _scan_by_doubling, discounted_sum, next_values, reverse_scan, sum_from_right
+from rlprims.scan import discounted_sum, next_values, reverse_scan, sum_from_right
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=4)
@@ -33,12 +35,24 @@ def boundaries(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
+@cache
+def of_any_length() -> Callable[[Tensor, Tensor], Tensor]:
+    """The scan in a graph of dynamic length, which has other steps."""
+
+    class Scan(torch.nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return reverse_scan(a, b)
+
+    length = {1: Dim("length", min=2, max=2**24)}
+    return export(Scan(), tuple(normal(2, 3, 10)), dynamic_shapes=(length, length)).module()
+
+
 class TestReverseScan:
     @pytest.mark.parametrize("width", WIDTHS)
     def test_every_width_against_a_loop(self, width: int) -> None:
         a, b = normal(2, 3, width)
         want = torch.stack([loop(x, y) for x, y in zip(a, b, strict=True)])
-        for scan in (reverse_scan, _scan_by_doubling):  # the second one is for graphs of dynamic length
+        for scan in (reverse_scan, of_any_length()) if width > 1 else (reverse_scan,):
             got = scan(a, b)
             assert got.shape == b.shape
             torch.testing.assert_close(got, want, **CLOSE)
@@ -48,7 +62,7 @@ class TestReverseScan:
         torch.testing.assert_close(reverse_scan(a, b)[1, 2], reverse_scan(a[1, 2], b[1, 2]), **CLOSE)
         assert reverse_scan(a[:0], b[:0]).shape == (0, 3, 5)
 
-    @pytest.mark.parametrize("scan", [reverse_scan, _scan_by_doubling])
+    @pytest.mark.parametrize("scan", [reverse_scan, lambda a, b: of_any_length()(a.expand(3, -1), b.expand(3, -1))[0]])
     @pytest.mark.parametrize("number", [torch.nan, torch.inf, 1e300])
     @pytest.mark.parametrize("cut", range(9))
     def test_a_coefficient_of_zero_stops_what_is_not_finite(

@@ -89,11 +89,11 @@ def test_losses_of_whole_sequences(
         return per_token.detach(), scalar.detach(), torch.autograd.grad(scalar, new)[0]
 
     per_token, scalar, gradient = step(new, old, a, mask, borders(lengths), None)
-    per_rank = [layout.scatter(x, parts) for x in (new, old, a, mask)]
+    per_rank = [layout.cut_shards(x, parts) for x in (new, old, a, mask)]
     found = on_ranks(lambda rank, *data: step(*data, rank), *per_rank, [part.cu_seqlens for part in parts])
-    torch.testing.assert_close(layout.gather([x for x, _, _ in found], parts), per_token, **EXACT)
+    torch.testing.assert_close(layout.join_shards([x for x, _, _ in found], parts), per_token, **EXACT)
     torch.testing.assert_close(torch.stack([x for _, x, _ in found]).sum(), scalar, **EXACT)
-    torch.testing.assert_close(layout.gather([x for _, _, x in found], parts), gradient, **EXACT)
+    torch.testing.assert_close(layout.join_shards([x for _, _, x in found], parts), gradient, **EXACT)
 
 
 @pytest.mark.parametrize("loss", SEQUENCE_LOSSES[:4], ids=name_of)
@@ -119,10 +119,10 @@ SEQUENCE_WEIGHTS = [
     partial(corrections.importance_weights, level="sequence", mean="geometric", action="mask", low=0.9, high=1.1),
     partial(corrections.rejection, high=0.05),
     partial(corrections.rejection, estimator="k2", statistic="sum", high=0.2),
-    partial(corrections.geometric, low=0.9, high=1.1),
+    partial(corrections.geometric_gate, low=0.9, high=1.1),
     partial(corrections.seq_mask_tis, low=0.9, high=1.1),
     partial(corrections.mis, high=1.2),
-    partial(corrections.veto, low=0.6, high=1.6),
+    partial(corrections.token_veto, low=0.6, high=1.6),
 ]
 
 
@@ -137,10 +137,10 @@ def test_weights_of_whole_sequences(
     want = weights(old, rollout, mask, borders(lengths)).values
     got = on_ranks(
         lambda rank, *data: weights(*data, all_reduce_rows=rank.all_reduce).values,
-        *(layout.scatter(x, parts) for x in (old, rollout, mask)),
+        *(layout.cut_shards(x, parts) for x in (old, rollout, mask)),
         [part.cu_seqlens for part in parts],
     )
-    torch.testing.assert_close(layout.gather(got, parts), want, **EXACT)
+    torch.testing.assert_close(layout.join_shards(got, parts), want, **EXACT)
 
 
 @settings(max_examples=8, deadline=None)
@@ -151,10 +151,10 @@ def test_opsm(case: tuple[Tensor, Tensor, list[layout.TokenShard], int], delta: 
     want = corrections.opsm(*data, mask, borders(lengths), delta=delta).values
     got = on_ranks(
         lambda rank, *part: corrections.opsm(*part, delta=delta, all_reduce_rows=rank.all_reduce).values,
-        *(layout.scatter(x, parts) for x in (*data, mask)),
+        *(layout.cut_shards(x, parts) for x in (*data, mask)),
         [part.cu_seqlens for part in parts],
     )
-    torch.testing.assert_close(layout.gather(got, parts), want, **EXACT)
+    torch.testing.assert_close(layout.join_shards(got, parts), want, **EXACT)
 
 
 def test_segments_of_cut_sequences_are_refused() -> None:
@@ -251,10 +251,10 @@ def test_scans_over_parts(turns: bool, case: tuple[list[list[int]], Tensor, Tens
         want = estimate(*data, turn_ids, mask, cu_seqlens, beyond)
         got = on_ranks(
             lambda rank, *part, f=estimate: f(*part, beyond, shard=SequenceShard(rank.index, rank.all_gather)),
-            *(layout.scatter(x, parts) for x in (*data, turn_ids, mask)),
+            *(layout.cut_shards(x, parts) for x in (*data, turn_ids, mask)),
             [part.cu_seqlens for part in parts],
         )
-        torch.testing.assert_close(layout.gather(got, parts), want, **EXACT)
+        torch.testing.assert_close(layout.join_shards(got, parts), want, **EXACT)
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [1, 1, 4], [0, 6], [2, 4, 6]])
@@ -288,8 +288,8 @@ def test_padded_parts(cuts: list[int]) -> None:
 def test_every_token_is_on_one_rank(lengths: list[int], ranks: int, cut: layout.Cut) -> None:
     parts = layout.shards(torch.tensor(lengths, dtype=torch.int64), ranks, cut)
     x = random(sum(lengths), 2)
-    pieces = layout.scatter(x, parts)
-    assert torch.equal(layout.gather(pieces, parts), x)
+    pieces = layout.cut_shards(x, parts)
+    assert torch.equal(layout.join_shards(pieces, parts), x)
     assert len(parts) == ranks
     for part in parts:
         assert part.cu_seqlens[-1] == len(part.tokens)
@@ -313,7 +313,7 @@ def test_zigzag_gives_all_ranks_equal_work() -> None:
         (lambda: layout.shards(torch.tensor([4.0]), 2), "expected integers"),
         (lambda: layout.shards(torch.tensor([4]), 2, "ring"), "layout='ring'"),  # type: ignore[arg-type]
         (
-            lambda: layout.gather([torch.zeros(4)], layout.shards(torch.tensor([4]), 2)),
+            lambda: layout.join_shards([torch.zeros(4)], layout.shards(torch.tensor([4]), 2)),
             r"\[4\] tokens, expected \[2, 2\]",
         ),
     ],

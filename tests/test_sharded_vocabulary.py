@@ -12,7 +12,7 @@ from torch import Tensor
 from rlprims import losses
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, from_logits_with_entropy, fused_loss
 from rlprims.testing import Rank, on_ranks
-from rlprims.types import Kept, VocabShard
+from rlprims.types import SamplingSupport, VocabShard
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -58,7 +58,7 @@ SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=5)
 
 
 @st.composite
-def rows_of_logits(draw: st.DrawFn) -> tuple[list[int], Tensor, Tensor, Kept | None, float]:
+def rows_of_logits(draw: st.DrawFn) -> tuple[list[int], Tensor, Tensor, SamplingSupport | None, float]:
     """Sizes of the shards; logits with banned tokens, one row perhaps NaN; token ids; kept sets; a temperature."""
     sizes = draw(SIZES)
     rows, vocabulary = draw(st.integers(1, 4)), sum(sizes)
@@ -70,7 +70,7 @@ def rows_of_logits(draw: st.DrawFn) -> tuple[list[int], Tensor, Tensor, Kept | N
     if draw(st.booleans()):
         allowed = (random(rows, vocabulary, seed=seed + 2) > 0).scatter(1, ids[:, None], True)
         allowed[0] = allowed[0] & draw(st.booleans())  # no entry: from the whole vocabulary
-        kept = Kept.from_counts(allowed.nonzero()[:, 1], allowed.sum(1))
+        kept = SamplingSupport.from_counts(allowed.nonzero()[:, 1], allowed.sum(1))
     if draw(st.booleans()):
         logits[-1, draw(st.integers(0, vocabulary - 1))] = draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
     return sizes, logits, ids, kept, draw(st.sampled_from([1.0, 0.3]))
@@ -78,7 +78,9 @@ def rows_of_logits(draw: st.DrawFn) -> tuple[list[int], Tensor, Tensor, Kept | N
 
 @settings(max_examples=30, deadline=None)
 @given(rows_of_logits())
-def test_log_probs_and_entropies_of_logits(case: tuple[list[int], Tensor, Tensor, Kept | None, float]) -> None:
+def test_log_probs_and_entropies_of_logits(
+    case: tuple[list[int], Tensor, Tensor, SamplingSupport | None, float],
+) -> None:
     sizes, logits, ids, kept, temperature = case
 
     def both(x: Tensor, vocab: VocabShard | None) -> tuple[Tensor, ...]:
@@ -108,7 +110,7 @@ def test_hidden_states_and_the_head(sizes: list[int], truncated: bool, soft_cap:
     kept = None
     if truncated:
         allowed = (random(4, vocabulary, seed=seed + 2) > 0).scatter(1, ids[:, None], True)
-        kept = Kept.from_counts(allowed.nonzero()[:, 1], allowed.sum(1))
+        kept = SamplingSupport.from_counts(allowed.nonzero()[:, 1], allowed.sum(1))
 
     def scores(h: Tensor, w: Tensor, vocab: VocabShard | None) -> tuple[Tensor, ...]:
         return from_hidden(h, w, ids, kept, temperature=0.7, soft_cap=soft_cap, vocab=vocab)
@@ -218,7 +220,7 @@ def test_a_shard_compiles_in_one_graph() -> None:
         torch.testing.assert_close(got, want, **EXACT)
 
 
-def test_what_ranks_exchange() -> None:
+def test_shards_of_a_vocabulary_exchange_numbers_per_token() -> None:
     """Numbers per token, whatever the vocabulary; in backward only gradients of divergences' Z and of hidden states."""
     logits, head, hidden, ids = (
         random(5, 8).requires_grad_(),

@@ -36,6 +36,9 @@ QUESTIONS = {
     "TRL GRPOTrainer": "interop",
     "resume a run": "trainer",
     "install": "index",
+    "push to hub": "trainer",
+    "parquet": "your_data",
+    "out of memory": "something_is_wrong",
 }
 OTHER_WORDS = {
     "Dr. GRPO": "how_to/grpo_without_std",
@@ -89,8 +92,7 @@ def found(site: Path) -> dict[str, list[dict[str, Any]]]:
     return dict(zip(questions, map(json.loads, answer.stdout.splitlines()), strict=True))
 
 
-def test_twenty_questions() -> None:
-    assert len(QUESTIONS) == 20
+def test_every_how_to_page_answers_a_question() -> None:
     pages = {*QUESTIONS.values(), *OTHER_WORDS.values()}
     how_to = {f"how_to/{path.stem}" for path in DOCS.glob("how_to/*.md")} - {"how_to/README"}
     assert how_to <= pages <= how_to | {path.stem for path in DOCS.glob("*.md")}

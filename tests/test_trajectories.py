@@ -14,10 +14,10 @@ from rlprims.algorithms import use
 from rlprims.corrections import Weights
 from rlprims.grouping import dense_ids
 from rlprims.testing._cases import VOCABULARY, Batch, layout_of, make_batch
-from rlprims.trajectories import by_trajectory, join
+from rlprims.trajectories import by_trajectory, join_rows
 
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
-    "clip": {"low": -1.0, "high": 1.0},
+    "clip_advantages": {"low": -1.0, "high": 1.0},
     "pkpo": {"k": 2},
     "gdpo": {"weights": (1.0, 0.5)},
     "seq_mean_token_sum_norm": {"length": 7.0},
@@ -259,6 +259,6 @@ def test_a_rollout_has_one_group_and_one_score(name: str, values: list[Any]) -> 
 def test_ids_must_be_dense_and_one_per_row() -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"expected ids in \[0, 2\)"):
-        join(torch.tensor([0, 5]), mask)
+        join_rows(torch.tensor([0, 5]), mask)
     with pytest.raises(ValueError, match="trajectory_ids has shape"):
-        join(torch.tensor([0]), mask)
+        join_rows(torch.tensor([0]), mask)

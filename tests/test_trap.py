@@ -23,5 +23,5 @@ def test_in_a_group_that_is_wrong_throughout_only_the_length_is_rewarded() -> No
 
 
 def test_the_filter_must_look_at_the_accuracy() -> None:
-    assert not filters.nonzero_range(ALL_WRONG, GROUP).any()
-    assert filters.nonzero_range(shaped(), GROUP).all()
+    assert not filters.varied_scores(ALL_WRONG, GROUP).any()
+    assert filters.varied_scores(shaped(), GROUP).all()

@@ -22,6 +22,7 @@ import rlprims.types
 
 DOCS = Path(__file__).parents[1]
 SHOWN = re.compile(r"<!-- shown: (?P<path>\S+) -->\n.*\n?")
+MADE = re.compile(r"\A.*<!-- made: (?P<module>\S+)\.(?P<function>\w+) -->\n", re.DOTALL)
 END_OF_EXAMPLE = re.compile(r"^(```python\n(?:(?!```).*\n)*?)\n+(?=```$)", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
@@ -42,6 +43,8 @@ def read(app: Sphinx, docname: str, source: list[str]) -> None:
     if path.suffix == ".rst":
         return
     text = notebook(json.loads(source[0])) if path.suffix == ".ipynb" else source[0]
+    if match := MADE.search(text):
+        text = getattr(importlib.import_module(match["module"]), match["function"])()
     text = rebased(text, path.parent, path.parent)
     if match := SHOWN.search(text):
         file = (path.parent / match["path"]).resolve()

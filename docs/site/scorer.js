@@ -2,7 +2,7 @@
 // The numbers are Sphinx's own; see html_search_scorer.
 var Scorer = {
   score: ([file, , , , score, , kind]) => {
-    if (file.startsWith("how_to/") && file !== "how_to/README") return score + 4;
+    if ((file.startsWith("how_to/") && file !== "how_to/README") || file === "something_is_wrong") return score + 4;
     if (file === "index") return score + 2;
     if (file.startsWith("api/") && kind === "text") return score - 1;
     return /^(about|benchmarks|decisions)\/|^(coverage|mutation)$/.test(file) ? score - 10 : score;

@@ -1,6 +1,6 @@
 """The environment of the agent task: a story, a calculator, and a price for each call of the calculator."""
 
-from rlprims.environments import Message, Start, Step, answer_calls, tool
+from rlprims.environments import FirstMessages, Message, Step, answer_calls, tool
 from rlprims.rewards.verifiers import tagged_answer
 
 
@@ -27,7 +27,7 @@ class Stories:
     def __init__(self, question: str, answer: str, *, price: float = 0.05) -> None:
         self.question, self.answer, self.price = question, answer, price
 
-    def reset(self) -> Start:
+    def reset(self) -> FirstMessages:
         return [{"role": "user", "content": self.question}], [calculate]
 
     def step(self, message: Message) -> Step:

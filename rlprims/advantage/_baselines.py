@@ -1,13 +1,13 @@
 """Estimators with a given baseline per response (ReMax, SPO), and functions and objects that compute such baselines.
 
-A ``RoleBaseline`` stores one value per role, a ``ValueTracker`` one per prompt. Call ``baseline`` before you call
-``update`` with the same scores: otherwise the baseline depends on the scores that it is compared with. Give the result
-to :func:`remax` as ``baseline_scores``.
+A ``RoleBaseline`` stores one value per role, a ``ValueTracker`` one per prompt. Call ``baseline`` before
+``update`` with the same scores: otherwise it depends on them. The result is :func:`remax`'s ``baseline_scores``.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import torch
@@ -15,9 +15,17 @@ from torch import Tensor
 
 from rlprims._described import described
 from rlprims.advantage._group import response_scores
-from rlprims.grouping import group_bounds, group_count, group_sum
+from rlprims.grouping import check_rows, group_bounds, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths, to_tokens
-from rlprims.masking import batch_moments, check_deviation, check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import (
+    batch_moments,
+    check_above,
+    check_deviation,
+    check_sequences,
+    check_tokens,
+    upcast,
+    zero_outside,
+)
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
@@ -32,15 +40,9 @@ def remax(
 ) -> PerToken:
     """ReMax, Li et al. 2023 (arXiv:2310.10505), algorithm 1: the greedy response's score is the baseline.
 
-    A_t = Σ_{u≥t} r_u − b, where b is the score of the greedy response to the same prompt, scored by the same function.
-    The gradient is unbiased for any baseline that does not depend on the response: see also :func:`optimal_value`,
+    A_t = Σ_{u≥t} r_u − b, where b, ``baseline_scores``, is the score of the greedy response to the same prompt. The
+    gradient is unbiased for any baseline that does not depend on the response: see also :func:`optimal_value`,
     :class:`RoleBaseline`, :class:`ValueTracker`.
-
-    Args:
-        baseline_scores: the greedy response's score, or another baseline.
-
-    Returns:
-        0 outside the mask (verl leaves the return − 0 on tool tokens).
 
     >>> m = torch.tensor([[True, True, False]])
     >>> remax(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([0.25]), m)
@@ -66,16 +68,12 @@ def spo(
 ) -> PerToken:
     """SPO, Xu & Ding 2025 (arXiv:2509.13232), section 3: s − v, normalized over the batch, one response per prompt.
 
-    With s_i = Σ_t r_it and v_i the prompt's value from a :class:`ValueTracker`: d_i = s_i − v_i, and
-    A_i = (d_i − μ) / sqrt(σ² + ε) on each token of the response. μ and σ are of d over the responses of the batch.
+    With s_i = Σ_t r_it and v_i, ``baseline_scores``, from a :class:`ValueTracker`: d_i = s_i − v_i, and
+    A_i = (d_i − μ) / sqrt(σ² + ε) on each token of the response. μ and σ are of d over the responses of the batch that
+    are valid and have a token. In a batch of fewer than two all get 0.
 
     Args:
-        baseline_scores: v.
-        valid_rows: valid rows. Other rows, and rows without a token, are in no statistic. None: all rows.
         eps: ε, in units of the squared reward.
-
-    Returns:
-        0 outside the mask, and everywhere with fewer than two rows.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> spo(torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([0.5, 0.75, 0.25]), m).T
@@ -102,24 +100,17 @@ def optimal_value(
 
     V* = β log mean_j exp(s_j / β) over a group of responses from the *reference* policy. It is the maximum over π of
     E[s] − β KL(π, π_ref). It is the mean score for β → ∞ and the largest score for β → 0. The advantage of a response
-    is s − V*: ``remax(rewards, baseline_scores, response_mask)`` with the prompt's V* as ``baseline_scores``.
+    is s − V*: ``remax(rewards, baseline_scores, response_mask)`` with the prompt's V*. It is 0 if no row is valid.
 
     Args:
         valid_rows: rows that the reference sampled; other rows get their group's V* too. None: all rows.
         beta: β > 0, in units of the score; 1/2 in TRL.
 
-    Returns:
-        each row its group's V*; 0 if no row of the group is valid.
-
     >>> optimal_value(torch.tensor([1.0, 0.0, 0.3]), torch.tensor([0, 0, 1]))
     tensor([0.7169, 0.7169, 0.3000])
     """
-    if not beta > 0:
-        raise ValueError(f"beta={beta}, expected a number above 0: the weight of the KL in units of the score")
-    if scores.shape != group_ids.shape:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: both must be (B,)"
-        )
+    check_above(0, ": the weight of the KL in units of the score", beta=beta)
+    check_rows(group_ids, scores=scores)
     _, high = group_bounds(scores.detach(), group_ids, valid_rows)
     exponents = (upcast(scores) - high) / beta  # at most 0, so that exp does not overflow
     exponents = exponents if valid_rows is None else zero_outside(exponents, valid_rows)
@@ -131,12 +122,9 @@ def optimal_value(
 class RoleBaseline:
     """Role-conditioned advantage estimation, RAE, of SPIRAL (arXiv:2506.24119): a moving average of each role's score.
 
-    b ← d b + (1 − d) s, starting at 0. In self-play the roles of a game have different expected scores, so a common
-    baseline would favour one role. n scores of a role in one update count as n updates with their mean, so their order
-    does not matter.
-
-    Args:
-        decay: d, per response.
+    b ← d b + (1 − d) s, starting at 0, with d = ``decay`` in [0, 1) per response. In self-play the roles of a game have
+    different expected scores, so a common baseline would favour one role. n scores of a role in one update count as n
+    updates with their mean, so their order does not matter.
 
     >>> rae = RoleBaseline(decay=0.5)
     >>> rae.update(["first", "second", "first"], torch.tensor([1.0, -1.0, 0.0]))
@@ -155,13 +143,10 @@ class RoleBaseline:
         return torch.tensor([self.values.get(role, 0.0) for role in roles], dtype=torch.float32)
 
     def update(self, roles: Sequence[str], scores: PerSequence, *, all_gather: GatherRows | None = None) -> None:
-        """Update the averages with scores (B,).
-
-        ``all_gather`` returns a list with the rows of each rank, so that all ranks have the same averages.
-        """
+        """Update the averages with scores (B,); with ``all_gather`` all ranks have the same averages."""
         for role, rows in _rows_of(roles, all_gather, scores=scores).items():
             decay = self.decay ** len(rows)
-            self.values[role] = decay * self.values.get(role, 0.0) + (1 - decay) * _mean(s for (s,) in rows)
+            self.values[role] = decay * self.values.get(role, 0.0) + (1 - decay) * fmean(s for (s,) in rows)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": dict(self.values)}
@@ -196,8 +181,7 @@ class ValueTracker:
     """
 
     def __init__(self, *, half_life: float = 0.06, min_decay: float = 0.875, max_decay: float = 0.96) -> None:
-        if not half_life > 0:
-            raise ValueError(f"half_life={half_life}, expected more than 0 nats per token")
+        check_above(0, " of nats per token", inf=True, half_life=half_life)
         if not 0 <= min_decay <= max_decay < 1:
             raise ValueError(
                 f"min_decay={min_decay} and max_decay={max_decay}, expected 0 <= min_decay <= max_decay < 1"
@@ -225,12 +209,11 @@ class ValueTracker:
     ) -> None:
         """Update the counts with scores from 0 to 1 and D of each row.
 
-        Rows of one prompt decay its counts once, with their mean D. ``all_gather`` returns a list with the rows of each
-        rank, so that all ranks have the same counts.
+        Rows of a prompt decay its counts once, with their mean D. With ``all_gather`` all ranks have the same counts.
         """
         _check_scores(scores.tolist())
         for prompt, rows in _rows_of(prompts, all_gather, scores=scores, kl=kl).items():
-            rho = 2 ** -max(_mean(d for _, d in rows) / self.half_life, 0.0)  # an estimated KL may be negative
+            rho = 2 ** -max(fmean(d for _, d in rows) / self.half_life, 0.0)  # an estimated KL may be negative
             rho = min(max(rho, self.min_decay), self.max_decay)
             passed, failed = self.counts.get(prompt, (0.5, 0.5))
             new_passed = math.fsum(s for s, _ in rows)
@@ -266,11 +249,6 @@ def _rows_of(
         for name, row in part:
             rows[name].append(row)
     return rows
-
-
-def _mean(numbers: Iterable[float]) -> float:
-    values = list(numbers)
-    return math.fsum(values) / len(values)
 
 
 def _check_scores(scores: Sequence[float]) -> None:

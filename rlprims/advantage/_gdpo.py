@@ -38,8 +38,6 @@ def gdpo(
 
     With s_ik the score of response i by reward k: z_ik = (s_ik − μ_k) / (σ_k + ε) over the group, x_i = Σ_k w_k z_ik,
     and A_i = (x_i − μ) / (σ + ε') over the responses of the batch. The weights do not depend on the scale of a reward.
-    In a group of two, a response that is better in two rewards gets a larger advantage than one that is better in one;
-    with the z-score of the sum both get ±0.71.
 
     Where sources disagree: the last step is over responses in the paper, TRL, ms-swift and NeMo-RL, and over tokens in
     verl 0.9 (``whiten_over="tokens"``), where long responses have more weight. ε and ε' are 1e-4 in TRL, 1e-8 in
@@ -50,9 +48,6 @@ def gdpo(
         tolerance: reward k is constant in a group if max − min <= tolerance · max(1, |s|), and z_k is 0 there.
         whiten_over: whether μ and σ of the last step are over responses or tokens; "none": no last step.
         whiten_eps: ε', at least 0.
-
-    Returns:
-        float, like the mask; 0 outside it. A response without a token counts with scores of 0.
 
     >>> s = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 20.0]])
     >>> gdpo(s, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool), weights=(1.0, 0.5)).T

@@ -1,7 +1,6 @@
 """Estimators that compare the responses to one prompt: GRPO, RLOO, GPG, OPO, and quantile baselines.
 
-All of them compute one advantage per response from the scores s_i = Σ_t r_it of its group. Every token of the response
-has this advantage.
+They compute one advantage per response, that of each of its tokens, from the scores s_i = Σ_t r_it of its group.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from rlprims.grouping import (
     check_group_ids,
     group_centred,
     group_count,
-    group_mean_of_others,
     group_ranks,
     group_std,
     group_sum,
@@ -56,10 +54,7 @@ def response_scores(
 def tokens_of_valid_rows(
     response_mask: TokenMask, group_ids: GroupIds, cu_seqlens: CuSeqlens | None, valid_rows: RowMask | None
 ) -> TokenMask:
-    """The mask, False on rows that are not valid.
-
-    Raises:
-        ValueError: wrong shapes or dtypes of ``group_ids`` or ``valid_rows``.
+    """The mask, False on rows that are not valid. ``group_ids`` and ``valid_rows`` are checked.
 
     >>> mask, cu_seqlens = torch.ones(3, dtype=torch.bool), torch.tensor([0, 1, 3])
     >>> tokens_of_valid_rows(mask, torch.tensor([0, 0]), cu_seqlens, torch.tensor([True, False]))
@@ -67,9 +62,8 @@ def tokens_of_valid_rows(
     """
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
     check_group_ids(group_ids, valid_rows)
-    return (
-        response_mask if valid_rows is None else response_mask & expand_to_tokens(valid_rows, response_mask, cu_seqlens)
-    )
+    valid = None if valid_rows is None else expand_to_tokens(valid_rows, response_mask, cu_seqlens)
+    return response_mask if valid is None else response_mask & valid
 
 
 @described
@@ -99,17 +93,13 @@ def grpo(
     because its range is tested; the other libraries can amplify the rounding error of its mean.
 
     The σ of the whole batch does not enlarge the small differences of nearly constant groups (Liu et al. 2025,
-    arXiv:2508.08221). "batch" is σ of the raw rewards, as TRL's ``scale_rewards="batch"``; it grows with the
-    differences between prompts. "batch_centred" is σ of s_i − μ_group, as in ms-swift; it does not.
-    ``baseline="leave_one_out"`` uses μ of the other samples, A_i = n/(n−1) · (s_i − μ), as PipelineRL. NeMo-RL leaves
-    the sample out of σ too, which can make σ 0; there is no option for it. If all rows are one group, A is the z-score
-    over the batch.
+    arXiv:2508.08221). ``std_over="batch"`` is σ of the raw rewards, as TRL's ``scale_rewards="batch"``; it grows with
+    the differences between prompts. "batch_centred" is σ of s_i − μ_group, as in ms-swift; it does not.
+    ``baseline="leave_one_out"`` uses μ of the other samples, A_i = n/(n−1) · (s_i − μ), as PipelineRL.
 
     Args:
         singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error". "error" reads the
             sizes of the groups from the device and cannot be compiled.
-        baseline: μ over the whole group, or over the other samples.
-        std_over: σ of the group's rewards, of the batch's rewards, or of the batch's rewards minus their group means.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> grpo(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
@@ -128,7 +118,7 @@ def grpo(
         )
     a = centred = group_centred(s, group_ids, valid_rows)
     if baseline == "leave_one_out":
-        a = centred - group_mean_of_others(centred, group_ids, valid_rows)
+        a = centred * n / (n - 1).clamp(min=1)
     constant = is_constant(s, group_ids, valid_rows, tolerance=tolerance)
     if normalize_std:
         if std_over == "group":
@@ -176,8 +166,8 @@ def rloo(
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
-    s = group_centred(s, group_ids, valid_rows)  # a common offset of the rewards costs no digits
-    return to_tokens(s - group_mean_of_others(s, group_ids, valid_rows), mask, cu_seqlens)
+    n = group_count(group_ids, valid_rows)
+    return to_tokens(group_centred(s, group_ids, valid_rows) * n / (n - 1).clamp(min=1), mask, cu_seqlens)
 
 
 @described
@@ -195,19 +185,13 @@ def gpg(
 ) -> PerToken:
     """Group policy gradient, Chu et al. 2025 (arXiv:2504.02546): centred rewards, rescaled for groups of equal rewards.
 
-    A_i = α (s_i − μ_group) with α = B / (B − M). M of the batch's B responses are in groups of equal rewards and have
-    no gradient. Without α every such group reduces the mean over the batch.
-
+    A_i = α (s_i − μ_group) with α = B / (B − M). M of the batch's B responses are in groups of equal rewards and get 0.
     verl 0.9 uses the number of responses with a nonzero reward as B − M (``informative="nonzero_reward"``). This number
     differs even for rewards of 0 and 1, and gives α = 1 for rewards of −1 and 1. The paper's divisor F_norm is 1 here;
     for the group's deviation see :func:`grpo`.
 
     Args:
-        informative: the responses that B − M counts.
         singleton: a group of one has no baseline: "zero" (A = 0) or "raw" (A = α s, as verl).
-
-    Returns:
-        0 outside the mask, and in groups of equal rewards.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
     >>> gpg(torch.tensor([[1.0], [0.0], [1.0], [1.0]]), torch.tensor([0, 0, 1, 1]), m).T
@@ -244,10 +228,8 @@ def opo(
 
     A_i = s_i − Σ_j L_j s_j / Σ_j L_j over the group, with s_i = Σ_t r_it and L_i the valid tokens of response i. The
     baseline of least variance weights rewards by the squared norm of the response's gradient; the paper assumes that
-    this norm is proportional to the length. The baseline includes the sample's own reward, as in :func:`grpo`, so the
-    expected gradient is scaled by about 1 − 1/n.
-
-    If only one response of a group has tokens, the group gets 0. If none has, it gets 0 too; verl 0.9 returns NaN.
+    this norm is proportional to the length. The baseline includes s_i, as in :func:`grpo`, which scales the expected
+    gradient by about 1 − 1/n. A group with at most one response that has tokens gets 0; verl 0.9: NaN if none has.
 
     >>> m = torch.tensor([[True, True, True], [True, False, False]])
     >>> opo(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 0]), m)
@@ -266,7 +248,7 @@ def opo(
 
 
 @described
-def quantile(
+def quantile_baseline(
     rewards: PerToken,
     group_ids: GroupIds,
     response_mask: TokenMask,
@@ -282,20 +264,13 @@ def quantile(
     """Quantile advantage estimation (arXiv:2509.22611): the baseline is a quantile of the group.
 
     A_i = (s_i − Q) / (σ + ε) with s_i = Σ_t r_it and Q = inf {x: F(x) >= level} over the group's rewards: the smallest
-    reward x such that a share of at least ``level`` of the rewards is <= x. With rewards of 0 and 1 and a share p of
-    correct responses: if p <= 1 − level, Q = 0 and only correct responses have an advantage, which is positive; else
-    Q = 1 and only wrong responses have one, which is negative.
-
-    Q is one of the rewards. The default interpolation of ``torch.quantile`` would give every response an advantage.
-
-    Args:
-        level: K of the paper, above 0 and up to 1.
-
-    Returns:
-        0 outside the mask, and in groups of one.
+    reward x such that a share of at least ``level`` of the rewards is <= x; in (0, 1], the paper's K. With rewards of 0
+    and 1 and a share p of correct responses: if p <= 1 − level, Q = 0 and only correct responses have an advantage,
+    which is positive; else Q = 1 and only wrong responses have one, which is negative. The default interpolation of
+    ``torch.quantile`` would give every response an advantage.
 
     >>> m = torch.ones(4, 1, dtype=torch.bool)
-    >>> quantile(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
+    >>> quantile_baseline(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.zeros(4, dtype=torch.int64), m).T
     tensor([[2.0000, 0.0000, 0.0000, 0.0000]])
     """
     if not 0 < level <= 1:

@@ -4,7 +4,7 @@ import torch
 
 from rlprims._described import described
 from rlprims.layout import expand_to_tokens, sequence_sum
-from rlprims.masking import check_tokens, upcast, zero_outside
+from rlprims.masking import check_at_least, check_range, check_tokens, upcast, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.scan import discounted_sum
 from rlprims.types import CuSeqlens, PerToken, SequenceShard, TokenMask
@@ -23,25 +23,21 @@ def teacher_gap(
     """On-policy distillation as an advantage, MOPD, MiMo-V2 2026 (arXiv:2601.02780), eq. 8: A_t = log π_T − log π.
 
     With g_t = teacher_log_probs − old_log_probs of the sampled token: A_t = Σ_{k>=t} discount^(k−t) g_k over the valid
-    tokens. For samples of π the expected gradient of −A log π is that of KL(π ‖ π_T): of the next token at discount 0,
-    and of the whole response at discount 1, where A_t also has the gaps of later tokens.
+    tokens, discount in [0, 1]. For samples of π the expected gradient of −A log π is that of KL(π ‖ π_T): of the next
+    token at discount 0, and of the whole response at discount 1, where A_t also has the gaps of later tokens.
 
     This works only with the gap of the *sampled* token. A divergence over several tokens, such as
-    :func:`rlprims.losses.topk_kl`, does not depend on the sampled token: as a part of the advantage its expected
-    gradient is 0. Use it as a loss term.
+    :func:`rlprims.losses.topk_kl`, has expected gradient 0 as a part of the advantage: use it as a loss term.
 
     Args:
         teacher_log_probs: of the sampled tokens, at the sampler's temperature.
-        old_log_probs: the student's.
-        discount: in [0, 1]; at 0 a token has only its own gap.
 
     >>> teacher, old = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> teacher_gap(teacher, old, m), teacher_gap(teacher, old, m, discount=0.5)
     (tensor([[ 1., -2.]]), tensor([[ 0., -2.]]))
     """
-    if not 0 <= discount <= 1:
-        raise ValueError(f"discount={discount}, expected a number in [0, 1]")
+    check_range(0, 1, discount=discount)
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, old_log_probs=old_log_probs)
     gap = (upcast(teacher_log_probs) - upcast(old_log_probs)).detach()
     return zero_outside(discounted_sum(gap, discount, response_mask, cu_seqlens, shard), response_mask)
@@ -59,18 +55,17 @@ def iw_opd(
 ) -> PerToken:
     """Information-weighted distillation, IW-OPD 2026 (arXiv:2606.22600): early gaps of a response have more weight.
 
-    With g_t = teacher_log_probs − rollout_log_probs: A_t = w_t g_t, w_t = 1 + γ (1 − Σ_{k<t} |g_k| / Σ_k |g_k|). The
-    weight is 1 + γ at the first token and falls to 1 after the last gap. The formula is that of TRL's trainer.
+    With g_t = teacher_log_probs − rollout_log_probs: A_t = w_t g_t, w_t = 1 + γ (1 − Σ_{k<t} |g_k| / Σ_k |g_k|). w
+    falls from 1 + γ at the first token to 1 after the last gap; γ = 0 is :func:`teacher_gap`. The formula is TRL's.
 
     Args:
-        gamma: γ >= 0; 0 is :func:`teacher_gap`.
+        gamma: γ, the additional weight of the first token; at least 0.
 
     >>> teacher, rollout = torch.tensor([[-1.0, -4.0]]), torch.tensor([[-2.0, -1.0]])
     >>> iw_opd(teacher, rollout, torch.ones(1, 2, dtype=torch.bool))  # 1.5 · 1 and (1 + ½ · ¾) · −3
     tensor([[ 1.5000, -4.1250]])
     """
-    if not gamma >= 0:
-        raise ValueError(f"gamma={gamma}, expected a number of at least 0")
+    check_at_least(0, gamma=gamma)
     check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, rollout_log_probs=rollout_log_probs)
     gap = (upcast(teacher_log_probs) - upcast(rollout_log_probs)).detach()
     abs_gap = gap.abs()
@@ -95,15 +90,9 @@ def rlsd(
 ) -> PerToken:
     """RLSD, Yang et al. 2026 (arXiv:2604.03128): the reward gives the sign of A, a teacher with a hint scales it.
 
-    With g = teacher_log_probs − old_log_probs: A (1 − λ + λ clip(exp(sign(A) g), 1 ± clip)), where λ is ``mix``. The
-    factor is positive, so the sign of A stays. Use it after an estimator such as :func:`grpo`, in the place of a
-    normalization. The authors' code, and ms-swift, lower λ to 0 over the run: for that, build a new algorithm for each
-    λ.
-
-    Args:
-        old_log_probs: the student's.
-        mix: λ in [0, 1]; at 0 nothing changes.
-        clip: in [0, 1): the largest distance of a weight from 1.
+    With g = teacher_log_probs − old_log_probs: A (1 − λ + λ clip(exp(sign(A) g), 1 ± clip)), where λ is ``mix`` in [0,
+    1], and ``clip`` in [0, 1). The factor is positive, so the sign of A stays. Use it after an estimator such as
+    :func:`grpo`, in the place of a normalization. The authors' code, and ms-swift, lower λ to 0 over the run.
 
     >>> gap = torch.tensor([[1.0, -1.0]])
     >>> m = torch.ones(1, 2, dtype=torch.bool)
@@ -112,13 +101,8 @@ def rlsd(
     """
     if not 0 <= mix <= 1 or not 0 <= clip < 1:
         raise ValueError(f"mix={mix} and clip={clip}, expected mix in [0, 1] and clip in [0, 1)")
-    check_tokens(
-        response_mask,
-        cu_seqlens,
-        advantages=advantages,
-        teacher_log_probs=teacher_log_probs,
-        old_log_probs=old_log_probs,
-    )
+    check_tokens(response_mask, cu_seqlens, advantages=advantages)
+    check_tokens(response_mask, cu_seqlens, teacher_log_probs=teacher_log_probs, old_log_probs=old_log_probs)
     a = zero_outside(advantages, response_mask)
     gap = log_ratio(teacher_log_probs.detach(), old_log_probs, response_mask)
     weights = (a.sign() * gap).exp().clamp(1 - clip, 1 + clip)

@@ -1,6 +1,5 @@
 """The optimal token baseline: a baseline for each token, from the tokens of the group at the same step."""
 
-import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -11,7 +10,7 @@ from rlprims._described import described
 from rlprims.advantage._group import Singleton, tokens_of_valid_rows
 from rlprims.grouping import group_centred, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths
-from rlprims.masking import check_choice, check_range, check_tokens, upcast, zero_outside
+from rlprims.masking import check_at_least, check_choice, check_tokens, upcast, zero_outside
 from rlprims.scan import sum_from_right
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
@@ -35,9 +34,8 @@ def optimal_token_baseline(
 ) -> PerToken:
     """A baseline for each token, weighted by the gradient energy up to that token: the OTB of verl 0.9.
 
-    G_t = Σ_{u≥t} r_u is the reward-to-go. The gradient of a token's log-prob with respect to the logits has the squared
-    norm w_t = 1 − 2 π_t + Σ_v π_v². W_t = Σ_{u≤t} w_u ρ_u² is the energy of a response up to t. Over the responses j of
-    the group that have a token t,
+    G_t = Σ_{u≥t} r_u is the reward-to-go, w_t = 1 − 2 π_t + Σ_v π_v² the squared norm of ∇ log π_t by the logits, and
+    W_t = Σ_{u≤t} w_u ρ_u² the energy of a response up to t. Over the responses j of the group that have a token t,
 
         A_it = G_it − Σ_j (W_jt + ε) G_jt / Σ_j (W_jt + ε).
 
@@ -46,14 +44,12 @@ def optimal_token_baseline(
 
     Args:
         old_log_probs: log π_t of the sampled token.
-        sum_pi_squared: Σ_v π_v² over the vocabulary of the same policy, so at least π_t². From logits z it is
-            exp(lse(2z) − 2 lse(z)).
+        sum_pi_squared: Σ_v π_v² over the vocabulary of the same policy; from logits z, exp(lse(2z) − 2 lse(z)).
         importance_weights: ρ, the importance weights of the loss; None: 1.
-        align: which tokens of two responses are compared: "tokens" compares the t-th valid tokens, without tool output
-            (verl's tir_optimal_token_baseline); "columns" compares tokens in the same column (verl's
-            optimal_token_baseline, for responses without gaps that begin in the same column).
-        singleton: the advantage of a token t if no other response of the group has a token t: "zero" (it is its own
-            baseline, A = 0) or "raw" (A = G, verl's handle_zero_tail).
+        align: "tokens" compares the t-th valid tokens, without tool output (verl's tir_optimal_token_baseline);
+            "columns" compares tokens in the same column (verl's optimal_token_baseline).
+        singleton: the advantage of a token t if no other response of the group has one: "zero" (it is its own baseline,
+            A = 0) or "raw" (A = G, verl's handle_zero_tail).
         eps: ε, in units of w.
 
     >>> m, lp = torch.tensor([[True, True], [True, False]]), torch.full((2, 2), 0.5).log()
@@ -64,7 +60,7 @@ def optimal_token_baseline(
     """
     check_choice("align", align, Align)
     check_choice("singleton", singleton, Singleton)
-    check_range(0, math.inf, eps=eps)
+    check_at_least(0, eps=eps)
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, sum_pi_squared=sum_pi_squared)
     mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
     returns = sum_from_right(rewards, mask, cu_seqlens)
@@ -87,10 +83,7 @@ def optimal_token_baseline(
 
 
 def _energy(log_pi: Tensor, sum_pi_squared: Tensor) -> Tensor:
-    """1 − 2π + Σ_v π_v², computed as (1 − π)² plus the sum of the squares of the other tokens of the vocabulary.
-
-    If π is almost 1, that sum is only the rounding error of 1 − 1, of either sign, and is set to 0. (1 − π)² keeps its
-    digits.
+    """1 − 2π + Σ_v π_v², computed as (1 − π)² plus the rest, which is 0 if it is only the rounding error of 1 − 1.
 
     >>> _energy(torch.tensor([0.5, 1.0]).log(), torch.tensor([0.375, 1.0 - 1e-7]))
     tensor([0.3750, 0.0000])
@@ -107,10 +100,9 @@ def _sum_from_left(x: PerToken, mask: TokenMask, cu_seqlens: CuSeqlens | None) -
 
 
 def _ids_of_steps(group_ids: GroupIds, counted: TokenMask, cu_seqlens: CuSeqlens | None) -> Tensor:
-    """Ids that are equal for tokens of one group at the same step: int64, below the number of tokens.
+    """Ids that are equal for tokens of one group at the same step, the number of counted tokens before a token.
 
-    The step of a token is the number of counted tokens before it. Each group has as many ids as its sequences have
-    positions together, which is enough for the longest of them.
+    Each group has as many ids as its sequences have positions together, which is enough for the longest of them.
     """
     so_far = counted.long().cumsum(-1)
     if cu_seqlens is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlprims._described import described
 from rlprims.advantage._group import Singleton, grpo, tokens_of_valid_rows
 from rlprims.advantage._returns import discounted_returns
-from rlprims.masking import batch_moments, check_choice, check_deviation, check_tokens, zero_outside
+from rlprims.masking import batch_moments, check_choice, check_deviation, check_finite, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, GroupIds, PerToken, RowMask, TokenMask
 
 
@@ -25,18 +25,11 @@ def whiten(
     """Whitening over all valid tokens of the batch: (A − μ) / sqrt(σ² + ε).
 
     PPO implementations normalize so since Dhariwal et al. 2017 (baselines), and REINFORCE++ (arXiv:2501.03262, eq. 7).
-    σ² is computed in two passes with divisor N − ddof.
+    σ² is computed in two passes with divisor N − ddof. ε is in units of A². With fewer than two valid tokens all get 0.
 
-    Where sources disagree: ddof is 1 in verl, TRL, SkyRL, ROLL; 0 in OpenRLHF and NeMo-RL's REINFORCE++. verl and
-    NeMo-RL's GAE also add 1e-8 to N, in μ = Σ A / (N + 1e-8) and in σ², which changes nothing in float32; here ε is
-    added to σ² only. OpenRLHF uses max(σ², ε). In verl, TRL, SkyRL and ROLL masked tokens get −μ/σ, and a single valid
-    token raises an error or gives NaN; here both get 0.
-
-    Args:
-        eps: ε, in units of A².
-
-    Returns:
-        mean 0 and variance 1 over the valid tokens, 0 outside the mask; all 0 if there are fewer than two valid tokens.
+    Where sources disagree: ddof is 1 in verl, TRL, SkyRL, ROLL; 0 in OpenRLHF and NeMo-RL's REINFORCE++. ε is added to
+    σ² only; OpenRLHF uses max(σ², ε). In verl, TRL, SkyRL and ROLL masked tokens get −μ/σ, and a single valid token
+    raises an error or gives NaN; here both get 0.
 
     >>> whiten(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([[-0.8729, -0.2182,  1.0911]])
@@ -67,16 +60,12 @@ def reinforce_pp(
     of the batch: :func:`whiten` after :func:`discounted_returns`. The paper's reward has −β KL_t on every token and the
     score on the last token: compute it with ``rewards.kl_penalty``.
 
-    Where sources disagree: the return skips masked tokens (tool output), as in verl 0.9 and OpenRLHF. SkyRL multiplies
-    the return by the mask, so tokens before a tool call get no credit for later rewards. NeMo-RL subtracts the KL of a
-    token from that token only, not from the return of earlier tokens. ddof is 1 in verl and SkyRL, 0 in OpenRLHF and
-    NeMo-RL.
+    Where sources disagree: the return skips masked tokens (tool output), as in verl 0.9 and OpenRLHF. SkyRL masks the
+    return, so tokens before a tool call get no credit for later rewards. NeMo-RL subtracts a token's KL from that token
+    only, not from earlier returns. ddof is 1 in verl and SkyRL, 0 in OpenRLHF and NeMo-RL.
 
     Args:
         eps: ε, in units of the reward squared.
-
-    Returns:
-        0 outside the mask; all 0 if there are fewer than two valid tokens.
 
     >>> m = torch.tensor([[True, False, True], [True, True, False]])
     >>> reinforce_pp(torch.tensor([[0.0, 9.0, 1.0], [0.0, -1.0, 9.0]]), m)
@@ -103,11 +92,9 @@ def reinforce_pp_baseline(
     """REINFORCE++-baseline, Hu et al. 2025 (arXiv:2501.03262, version 3): centred by group, whitened over the batch.
 
     x_i = s_i − μ_group on each of the response's tokens, with s_i = Σ_t r_it, and A = (x − μ) / sqrt(σ² + ε) over all
-    valid tokens of the batch: :func:`whiten` after ``grpo(normalize_std=False)``. Responses of a group have different
-    lengths, so μ is not 0. A group of equal rewards (x = 0) therefore gets −μ/σ, a small number, on all of its tokens.
-
-    Where sources disagree: ddof is 1 in verl, 0 in OpenRLHF and NeMo-RL. Other libraries divide by the deviation over
-    the batch's responses and do not centre again: that is ``grpo(std_over="batch_centred")``.
+    valid tokens of the batch: :func:`whiten` after ``grpo(normalize_std=False)``. Lengths differ, so μ is not 0, and a
+    group of equal rewards gets −μ/σ, a small number. ddof is 1 in verl, 0 in OpenRLHF and NeMo-RL. Other libraries
+    divide by the deviation over the responses and do not centre again: that is ``grpo(std_over="batch_centred")``.
 
     Args:
         eps: ε, in units of the reward squared.
@@ -124,21 +111,18 @@ def reinforce_pp_baseline(
 
 
 @described
-def clip(
+def clip_advantages(
     advantages: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, *, low: float, high: float
 ) -> PerToken:
     """Advantages clipped to [low, high]. Used after a normalization, it limits the influence of one response.
 
     These are NeMo-RL's ``advantage_clip_low`` and ``advantage_clip_high``; ROLL's ``advantage_clip`` is ±c. Clipping
-    biases the gradient, and bounds that are not symmetric also shift the mean.
+    biases the gradient, and bounds that are not symmetric also shift the mean. Masked tokens stay 0 for any bounds.
 
     Args:
         low, high: bounds, in units of the advantage, low <= high; ``-inf`` or ``inf`` for none.
 
-    Returns:
-        0 outside the mask, for any bounds.
-
-    >>> clip(torch.tensor([[-9.0, 0.5, 9.0]]), torch.ones(1, 3, dtype=torch.bool), low=-5.0, high=2.0)
+    >>> clip_advantages(torch.tensor([[-9.0, 0.5, 9.0]]), torch.ones(1, 3, dtype=torch.bool), low=-5.0, high=2.0)
     tensor([[-5.0000,  0.5000,  2.0000]])
     """
     if not low <= high:
@@ -148,7 +132,7 @@ def clip(
 
 
 @described
-def positive_negative(
+def weight_by_sign(
     advantages: PerToken,
     response_mask: TokenMask,
     cu_seqlens: CuSeqlens | None = None,
@@ -159,16 +143,13 @@ def positive_negative(
     """Advantages weighted by their sign: W-REINFORCE, Zhu et al. 2025 (arXiv:2506.01347).
 
     positive · A if A > 0, else negative · A. The paper's weighted REINFORCE has λ = 0.1 for correct answers and 1 for
-    wrong ones. ``positive=0`` is its negative-sample reinforcement (NSR), ``negative=0`` its positive-sample
-    reinforcement (PSR). The paper's advantages are rewards of ±1 without a baseline. With a baseline, "positive" means
-    better than the baseline.
+    wrong ones, and rewards of ±1 without a baseline as advantages. ``positive=0`` is its negative-sample reinforcement
+    (NSR), ``negative=0`` its positive-sample reinforcement (PSR).
 
-    Args:
-        positive, negative: the weights.
-
-    >>> positive_negative(torch.tensor([[2.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool))
+    >>> weight_by_sign(torch.tensor([[2.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[ 0.2000, -2.0000]])
     """
+    check_finite(positive=positive, negative=negative)
     check_tokens(response_mask, cu_seqlens, advantages=advantages)
     a = zero_outside(advantages, response_mask)
     return torch.where(a > 0, positive * a, negative * a)

@@ -8,49 +8,30 @@
 Corrections of the sampler's gap, and gates on it, are multiplied into the policy loss of any algorithm:
 
 >>> from rlprims import corrections
->>> corrected = algorithms.dapo().replace(corrections=[corrections.tis, corrections.geometric])
+>>> corrected = algorithms.dapo().replace(corrections=[corrections.tis, corrections.geometric_gate])
 >>> "rollout_log_probs" in corrected.needs
 True
 """
 
 from collections.abc import Callable
 
+from rlprims._near import suggest_attributes
 from rlprims.algorithms import presets
 from rlprims.algorithms._adapters import is_correct, kl_to_old, kl_to_sampler
 from rlprims.algorithms._algorithm import (
-    Algorithm,
-    Endings,
-    GroupFilter,
-    KLInReward,
-    LossTerm,
-    Support,
-    merge,
-    parse,
-)
+    Algorithm, Endings, GroupFilter, KLInReward, LossTerm, TeacherTopK, merge, parse,
+)  # fmt: skip
 from rlprims.algorithms._check import Finding, check
 from rlprims.algorithms._diff import diff, settings
 from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
 from rlprims.algorithms._objective import (
-    Part,
-    StepCounts,
-    objective_parts,
-    policy_losses,
-    policy_objective,
-    step_counts,
-    value_objective,
-)
+    ObjectiveTerm, StepCounts, objective_parts, policy_losses, policy_objective, step_counts, value_objective,
+)  # fmt: skip
 from rlprims.algorithms._stages import (
-    component_scores,
-    estimate_advantages,
-    fill_invalid_scores,
-    filter_column,
-    filter_groups,
-    leave_out_rows,
-    mask_turns,
-    shape_scores,
-    token_weights,
-)
-from rlprims.algorithms._use import Use, import_path, use
+    component_scores, estimate_advantages, fill_invalid_scores, filter_column, filter_groups, leave_out_rows,
+    mask_turns, shape_scores, token_weights,
+)  # fmt: skip
+from rlprims.algorithms._use import BoundFunction, import_path, use
 from rlprims.algorithms.presets import *  # noqa: F403
 from rlprims.algorithms.presets import DIALECTS
 
@@ -66,10 +47,10 @@ __all__ = [
     "GroupFilter",
     "KLInReward",
     "LossTerm",
-    "Part",
+    "ObjectiveTerm",
     "StepCounts",
-    "Support",
-    "Use",
+    "TeacherTopK",
+    "BoundFunction",
     "filter_groups",
     "check",
     "component_scores",
@@ -100,3 +81,5 @@ __all__ = [
     "fill_invalid_scores",
     *presets.__all__,
 ]
+
+suggest_attributes(__name__, __all__)

@@ -38,7 +38,7 @@ def kl_to_sampler(
     """:func:`rlprims.losses.kl` to the policy that sampled the token (its own log-probs) instead of to the reference.
 
     prime-rl adds τ log²ρ to its policy loss, also on the tokens that its mask drops: that is this loss with k2 and a
-    coefficient of 2 τ, because k2 is half the square. It keeps the policy near the sampler.
+    coefficient of 2 τ.
 
     >>> import torch
     >>> kl_to_sampler(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))

@@ -3,12 +3,14 @@
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims import controllers, filters, losses
-from rlprims.algorithms._use import Use, import_path, use
+from rlprims._near import near
+from rlprims.algorithms._use import BoundFunction, import_path, use
 from rlprims.ended import EndedName
 
 
@@ -31,8 +33,8 @@ class GroupFilter(_Spec):
         description="the column that keep gets as scores: scores, shaped_scores, or any that a verifier returned; "
         "if there is no acc, scores",
     )
-    keep: Use = Field(
-        default=use(filters.nonzero_range), description="(scores, group_ids), or other columns, to keep or drop"
+    keep: BoundFunction = Field(
+        default=use(filters.varied_scores), description="(scores, group_ids), or other columns, to keep or drop"
     )
     max_generation_batches: int | None = Field(
         default=10, ge=1, description="generation batches per training batch; null: no limit"
@@ -44,7 +46,7 @@ class KLInReward(_Spec):
     """The KL to the reference as a penalty on the reward."""
 
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
-    controller: Use = Field(default=use(controllers.FixedKL), description="the coefficient, fixed or adaptive")
+    controller: BoundFunction = Field(default=use(controllers.FixedKL), description="coefficient, fixed or adaptive")
 
 
 _STATEFUL = {"kl_in_reward", "baseline", "coefficient"}
@@ -84,24 +86,24 @@ class LossTerm(_Spec):
     by token.
     """
 
-    coefficient: float | Use = Field(
+    coefficient: float | BoundFunction = Field(
         description="a number, or a controller that computes it, such as controllers.AdaptiveEntropy"
     )
-    loss: Use
+    loss: BoundFunction
     mask: str = Field(default="response_mask", description="bool column of its tokens, such as observation_mask")
-    tokens: Use | None = Field(
+    tokens: BoundFunction | None = Field(
         default=None, description="selects some of the mask's tokens, over a whole update; null: all"
     )
-    aggregation: Use | None = Field(default=None, description="the mean of its losses; null: the algorithm's")
+    aggregation: BoundFunction | None = Field(default=None, description="the mean of its losses; null: the algorithm's")
     over: Literal["policy", "term"] = Field(
         default="policy",
         description="the denominator of the mean: the step's count of response_mask, or of the term's own tokens",
     )
 
     @property
-    def controller(self) -> Use | None:
+    def controller(self) -> BoundFunction | None:
         """The class that computes the coefficient; None if it is a number."""
-        return self.coefficient if isinstance(self.coefficient, Use) else None
+        return self.coefficient if isinstance(self.coefficient, BoundFunction) else None
 
     @property
     def is_beside_the_policy(self) -> bool:
@@ -109,7 +111,7 @@ class LossTerm(_Spec):
         return self.mask == "response_mask" and self.aggregation is None and self.over == "policy"
 
 
-class Support(_Spec):
+class TeacherTopK(_Spec):
     """The K tokens of the vocabulary that ``losses.topk_kl`` and ``topk_jsd`` compare; the rest is one more event."""
 
     size: int = Field(default=100, ge=1, description="K, at most the vocabulary")
@@ -135,29 +137,27 @@ class Algorithm(_Spec):
     group_size: int = Field(default=1, ge=1, description="samples per prompt, G")
     filter: GroupFilter | None = None
     ended: Endings = Field(default=Endings(), description="the treatment of a response, by the reason of its end")
-    components: tuple[str, ...] = Field(
-        default=(), description="columns of the verifier that form component_scores, in order"
-    )
-    score_shaping: tuple[Use, ...] = Field(default=(), description="terms (B,) that are added to the scores")
+    components: tuple[str, ...] = Field(default=(), description="the verifier's columns in component_scores, in order")
+    score_shaping: tuple[BoundFunction, ...] = Field(default=(), description="terms (B,) that are added to the scores")
     kl_in_reward: KLInReward | None = None
-    baseline: Use | None = Field(
+    baseline: BoundFunction | None = Field(
         default=None,
         description="class that stores baseline_scores: advantage.ValueTracker, RoleBaseline; null: the score of the "
         "greedy response, if it is needed",
     )
-    advantage: Use
-    normalization: Use | None = Field(default=None, description="of the advantages, over the batch")
-    corrections: tuple[Use, ...] = Field(
+    advantage: BoundFunction
+    normalization: BoundFunction | None = Field(default=None, description="of the advantages, over the batch")
+    corrections: tuple[BoundFunction, ...] = Field(
         default=(), description="of the gap between sampler and trainer; their product multiplies the policy loss"
     )
-    token_selection: Use | None = Field(default=None, description="the tokens with a policy loss; null: all")
-    policy_loss: Use = use(losses.clipped_surrogate)
+    token_selection: BoundFunction | None = Field(default=None, description="the tokens with a policy loss; null: all")
+    policy_loss: BoundFunction = use(losses.clipped_surrogate)
     policy_coefficient: float = Field(default=1.0, description="factor of the policy loss, not of the loss terms")
     loss_terms: tuple[LossTerm, ...] = ()
-    support: Support = Field(default=Support(), description="the tokens of divergences to a teacher")
-    value_target: Use | None = Field(default=None, description="the critic's target; null: advantages + values")
-    value_loss: Use | None = Field(default=None, description="trains the critic; present exactly if values are needed")
-    aggregation: Use = use(losses.token_mean)
+    support: TeacherTopK = Field(default=TeacherTopK(), description="the tokens of divergences to a teacher")
+    value_target: BoundFunction | None = Field(default=None, description="critic's target; null: advantages + values")
+    value_loss: BoundFunction | None = Field(default=None, description="trains the critic; there if values are needed")
+    aggregation: BoundFunction = use(losses.token_mean)
     epochs: int = Field(default=1, ge=1, description="passes over a training batch")
     mini_batches: int = Field(default=1, ge=1, description="optimizer steps per pass")
 
@@ -174,7 +174,7 @@ class Algorithm(_Spec):
         return self
 
     @property
-    def stateful(self) -> dict[str, Use]:
+    def stateful(self) -> dict[str, BoundFunction]:
         """The stages that are objects with a state. A trainer creates each once, and saves its ``state_dict``.
 
         >>> from rlprims import algorithms
@@ -188,7 +188,7 @@ class Algorithm(_Spec):
         """The algorithm of one step, with these numbers as coefficients of ``loss_terms.0`` and so on.
 
         >>> from rlprims import algorithms, controllers, losses
-        >>> term = {"coefficient": controllers.AdaptiveEntropy, "loss": losses.entropy}
+        >>> term = {"coefficient": controllers.AdaptiveEntropy, "loss": losses.negative_entropy}
         >>> dapo = algorithms.dapo().replace(loss_terms=[term])
         >>> dapo.with_coefficients({"loss_terms.0": 0.01}).loss_terms[0].coefficient
         0.01
@@ -201,9 +201,9 @@ class Algorithm(_Spec):
         )
         return self.model_copy(update={"loss_terms": terms})
 
-    def uses(self) -> Iterator[tuple[str, Use]]:
+    def uses(self) -> Iterator[tuple[str, BoundFunction]]:
         """Every primitive with its stage."""
-        parts: list[tuple[str, Use | None]] = [
+        parts: list[tuple[str, BoundFunction | None]] = [
             ("filter", self.filter.keep if self.filter else None),
             *((f"score_shaping.{i}", part) for i, part in enumerate(self.score_shaping)),
             ("kl_in_reward", self.kl_in_reward.controller if self.kl_in_reward else None),
@@ -221,7 +221,7 @@ class Algorithm(_Spec):
         ]
         return ((stage, part) for stage, part in parts if part is not None)
 
-    def _weighing(self) -> Iterator[tuple[str, Use | None]]:
+    def _weighing(self) -> Iterator[tuple[str, BoundFunction | None]]:
         yield from ((f"corrections.{i}", part) for i, part in enumerate(self.corrections))
         yield "token_selection", self.token_selection
         yield from ((f"loss_terms.{i}.tokens", term.tokens) for i, term in enumerate(self.loss_terms))
@@ -269,7 +269,7 @@ class Algorithm(_Spec):
         return "entropies" not in self.loss_needs and all(getattr(part.fn, "token_wise", False) for part in parts)
 
     @property
-    def aggregations(self) -> list[Use]:
+    def aggregations(self) -> list[BoundFunction]:
         """All aggregations of the objective, that of the policy loss first."""
         return [self.aggregation, *(term.aggregation for term in self.loss_terms if term.aggregation is not None)]
 
@@ -329,8 +329,15 @@ class Algorithm(_Spec):
         return parse(yaml.safe_load(text))
 
 
-def _union(parts: Iterable[Use]) -> frozenset[str]:
+def _union(parts: Iterable[BoundFunction]) -> frozenset[str]:
     return frozenset[str]().union(*(part.needs for part in parts))
+
+
+def check_algorithm(value: object) -> None:
+    """Raise ``ValueError`` unless it is an Algorithm: neither the name of a preset nor a preset that was not called."""
+    if not isinstance(value, Algorithm):
+        preset = value if isinstance(value, str) else getattr(value, "__name__", "grpo")
+        raise ValueError(f"{value!r} is no Algorithm: write algorithms.{preset}(), or another preset")
 
 
 def parse(fields: Mapping[str, Any]) -> Algorithm:
@@ -342,12 +349,20 @@ def parse(fields: Mapping[str, Any]) -> Algorithm:
     try:
         return Algorithm.model_validate(fields)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'algorithm'}: {_plain(e['msg'])}" for e in error.errors()]
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'algorithm'}: {_message(e, fields)}" for e in error.errors()]
         raise ValueError("\n".join(lines)) from None
 
 
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ")
+def _message(error: Any, fields: Mapping[str, Any]) -> str:
+    if error["type"] != "extra_forbidden" or len(error["loc"]) > 1:
+        return str(error["msg"]).removeprefix("Value error, ")
+    settings = {name: name for name in Algorithm.model_fields}
+    for stage in (name for name in fields if name in Algorithm.model_fields):
+        with suppress(ValueError, TypeError):
+            settings |= {name: f"{stage}.{name}" for name in use(**fields[stage]).hyperparameters}
+    meant = near(str(error["loc"][0]), settings)
+    known = ", ".join(sorted(Algorithm.model_fields))
+    return f"unknown; did you mean {settings[meant]}?" if meant else f"unknown; choose from {known}"
 
 
 def merge(base: Any, changes: Any) -> Any:
@@ -365,6 +380,6 @@ def merge(base: Any, changes: Any) -> Any:
 def _path(fn: Any) -> Any:
     """The same path for each spelling of a function; the value itself if it cannot be imported."""
     try:
-        return Use(fn=import_path(fn) if isinstance(fn, str) else fn).path
+        return BoundFunction(fn=import_path(fn) if isinstance(fn, str) else fn).path
     except ValueError:  # a wrong path is reported when it is used
         return fn

@@ -1,4 +1,4 @@
-"""Lints: errors and warnings for combinations of stages that are probably mistakes."""
+"""Lints: errors and warnings for combinations of stages that are probably mistakes, and for hyperparameters."""
 
 from collections.abc import Iterator
 from inspect import signature
@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from rlprims import advantage, corrections, filters, losses, rewards
 from rlprims.algorithms._adapters import kl_to_old
-from rlprims.algorithms._algorithm import Algorithm
-from rlprims.algorithms._dry_call import impossible
+from rlprims.algorithms._algorithm import Algorithm, check_algorithm
+from rlprims.algorithms._dry_call import impossible, wrong_shape
 
 
 class Finding(NamedTuple):
@@ -21,13 +21,10 @@ class Finding(NamedTuple):
 _NORMALIZED = (advantage.beta_normalized, advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
 """Estimators that normalize their advantages, in addition to those with ``normalize_std``."""
 
-_UNSCALED = (advantage.clip, advantage.positive_negative, advantage.rlsd)
+_UNSCALED = (advantage.clip_advantages, advantage.weight_by_sign, advantage.rlsd)
 """Functions of the normalization stage that do not normalize."""
 
-_OF_SEVERAL_TOKENS = {
-    *("topk_log_probs", "teacher_topk_log_probs"),
-    *("logits", "ref_logits", "teacher_logits"),
-}
+_OF_SEVERAL_TOKENS = {"topk_log_probs", "teacher_topk_log_probs", "logits", "ref_logits", "teacher_logits"}
 """Data of a whole next-token distribution: they do not depend on the sampled token."""
 
 _RATES = (advantage.maxrl, advantage.beta_normalized)
@@ -46,21 +43,11 @@ _OF_ROWS = (filters.max_variance, filters.policy_filtration)
 """Filters that select single rows."""
 
 _STAGES = {
-    "filter": "filters",
-    "score_shaping": "rewards",
-    "kl_in_reward": "controllers",
-    "baseline": "advantage",
-    "coefficient": "controllers",
-    "advantage": "advantage",
-    "normalization": "advantage",
-    "corrections": "corrections",
-    "token_selection": "filters",
-    "tokens": "filters",
-    "policy_loss": "losses",
-    "loss_terms": "losses",
-    "value_target": "advantage",
-    "value_loss": "losses",
-    "aggregation": "losses",
+    **dict.fromkeys(("filter", "token_selection", "tokens"), "filters"),
+    **dict.fromkeys(("kl_in_reward", "coefficient"), "controllers"),
+    **dict.fromkeys(("baseline", "advantage", "normalization", "value_target"), "advantage"),
+    **dict.fromkeys(("policy_loss", "loss_terms", "value_loss", "aggregation"), "losses"),
+    **{"score_shaping": "rewards", "corrections": "corrections"},
 }
 """The package of each stage's functions; functions of other packages may be in any stage."""
 
@@ -74,6 +61,7 @@ def check(algorithm: Algorithm) -> list[Finding]:
     >>> check(algorithms.grpo(kl_coef=0.0).replace(group_size=1))[0].message
     'advantage.grpo compares the samples of a prompt, and group_size is 1: every advantage would be 0'
     """
+    check_algorithm(algorithm)
     errors = chain(_misplaced(algorithm), _refused(algorithm), _errors_of_stages(algorithm), _errors_of_data(algorithm))
     warnings = chain(_warnings_of_losses(algorithm), _warnings_of_scales(algorithm), _warnings_of_ratios(algorithm))
     return [*(Finding("error", message) for message in errors), *(Finding("warning", message) for message in warnings)]
@@ -84,37 +72,31 @@ def _refused(a: Algorithm) -> Iterator[str]:
     for stage, filled in a.uses():
         if reason := impossible(filled):
             yield f"{stage}: {_short(filled.path)} refuses {reason}"
+        if stage in ("advantage", "normalization", "policy_loss") and (reason := wrong_shape(filled)):
+            yield f"{stage}: {reason}"
 
 
 def _errors_of_stages(a: Algorithm) -> Iterator[str]:
     """Stages that need another stage, or that are not used by any."""
-    compares = "group_ids" in a.advantage.needs
-    if compares and a.group_size == 1:
-        yield (
-            f"{_short(a.advantage.path)} compares the samples of a prompt, and group_size is 1: "
-            "every advantage would be 0"
-        )
+    estimator = _short(a.advantage.path)
+    if "group_ids" in a.advantage.needs and a.group_size == 1:
+        yield f"{estimator} compares the samples of a prompt, and group_size is 1: every advantage would be 0"
     if a.filter and a.group_size == 1:
         yield "filter compares the responses of a group, and group_size is 1: every group would be dropped"
     if a.baseline is not None and "baseline_scores" not in a.advantage.needs:
-        yield (
-            f"baseline computes baseline_scores, which {_short(a.advantage.path)} does not use: use advantage.remax or "
-            "advantage.spo"
-        )
+        yield f"baseline computes baseline_scores, which {estimator} does not use: use advantage.remax or advantage.spo"
     if "values" in a.advantage.needs and a.value_loss is None:
-        yield f"{_short(a.advantage.path)} needs values, and no value_loss trains the critic"
+        yield f"{estimator} needs values, and no value_loss trains the critic"
     if a.value_loss is not None and "values" not in a.advantage.needs:
-        yield f"value_loss trains a critic that {_short(a.advantage.path)} does not read: remove it"
+        yield f"value_loss trains a critic that {estimator} does not read: remove it"
     if a.filter and a.filter.keep.fn in _OF_ROWS:
         yield f"filter drops whole groups, and {_short(a.filter.keep.path)} chooses rows within them"
     if not a.components and any("component_scores" in part.needs for _, part in a.uses()):
         yield "component_scores are read and components is empty: name the verifier's columns there"
     for i, term in enumerate(a.loss_terms):
         if term.mask != "response_mask" and "advantages" in term.loss.needs:
-            yield (
-                f"loss_terms.{i} is on {term.mask}, and {_short(term.loss.path)} reads advantages, which are 0 "
-                "outside of response_mask"
-            )
+            loss = _short(term.loss.path)
+            yield f"loss_terms.{i} is on {term.mask}, and {loss} reads advantages, which are 0 outside of response_mask"
 
 
 def _errors_of_data(a: Algorithm) -> Iterator[str]:
@@ -136,13 +118,10 @@ def _errors_of_data(a: Algorithm) -> Iterator[str]:
             f"{_short(a.policy_loss.path)} has its ratio to the policy that sampled, and {_short(weights[0].path)} "
             "corrects for the same gap again: remove the correction, or use clipped_surrogate"
         )
-    if a.ended.reasons("leave_out"):
-        for part in (a.advantage, a.normalization):
-            if part is not None and "valid_rows" not in signature(part.fn).parameters:
-                yield (
-                    f"ended leaves responses out, and {_short(part.path)} does not take valid_rows: use mask_turn or "
-                    "drop_group"
-                )
+    for part in (a.advantage, a.normalization) if a.ended.reasons("leave_out") else ():
+        if part is not None and "valid_rows" not in signature(part.fn).parameters:
+            no_rows = f"{_short(part.path)} does not take valid_rows"
+            yield f"ended leaves responses out, and {no_rows}: use mask_turn or drop_group"
     if a.token_selection and a.token_selection.fn is filters.kl_cov:
         yield (
             "filters.kl_cov selects the tokens to penalize, and token_selection those to train on: use it for the "
@@ -229,6 +208,9 @@ def _warnings_of_ratios(a: Algorithm) -> Iterator[str]:
     for side in ("clip_low", "clip_high"):
         if averaged and a.policy_loss.hyperparameters[side] >= 0.1:
             yield (f"{name} clips a mean over the response, which {side} >= 0.1 almost never clips: the paper has 4e-4")
+    if 1 < a.policy_loss.hyperparameters.get("clip_high", 0) < 2:
+        high = a.policy_loss.hyperparameters["clip_high"]
+        yield f"{name} has clip_high={high:g}, counted from 1: ratios up to {1 + high:g}. Is {high - 1:.2g} meant?"
     if a.policy_loss.fn is losses.reinforce and a.updates_per_batch > 1:
         yield "losses.reinforce has no ratio for later updates of a batch: use clipped_surrogate"
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlprims.algorithms._algorithm import Algorithm
-from rlprims.algorithms._use import Use
+from rlprims.algorithms._algorithm import Algorithm, check_algorithm
+from rlprims.algorithms._use import BoundFunction
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def visit(name: str, value: Any) -> None:
-        if isinstance(value, Use):
+        if isinstance(value, BoundFunction):
             found[f"{name}.fn"] = value.path
             found.update({f"{name}.{key}": v for key, v in sorted(value.hyperparameters.items())})
         elif isinstance(value, BaseModel):
@@ -25,6 +25,7 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
         else:
             found[name] = value
 
+    check_algorithm(algorithm)
     visit("", algorithm)
     return found
 

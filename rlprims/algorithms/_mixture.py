@@ -2,8 +2,7 @@
 
 A column ``spec_ids`` (B,) has the number of each row's algorithm in a list; all rows of a group have the same number.
 For each algorithm the rows of the others have no tokens. The policy's denominators are those of the whole step, so that
-a token has the same weight in every algorithm: if all rows have the same algorithm, the result is that of the usual
-batch.
+a token has the same weight in every algorithm.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ from rlprims.types import RowMask
 
 def only_rows(data: Data, rows: RowMask) -> dict[str, Any]:
     """The data with tokens in the given rows only: bool columns like ``response_mask`` are False in all other rows.
-
-    ``valid_rows`` are the given rows that were valid.
 
     >>> data = {"response_mask": torch.tensor([[True, True], [True, False]])}
     >>> only_rows(data, torch.tensor([False, True]))["response_mask"].tolist()
@@ -71,10 +68,7 @@ def mixture_counts(specs: Sequence[Algorithm], data: Data, *, generator: torch.G
 def mixture_objective(specs: Sequence[Algorithm], data: Data) -> Tensor:
     """The scalar to minimize: the sum of the objectives of all algorithms, each on its own rows.
 
-    ``data`` must have the columns and totals of :func:`mixture_counts` of the whole step.
-
-    Raises:
-        ValueError: these or ``spec_ids`` are missing, or ``spec_ids`` has a number outside of the list.
+    ``data`` must have ``spec_ids``, and the columns and totals of :func:`mixture_counts` of the whole step.
 
     >>> from rlprims import algorithms
     >>> specs = [algorithms.reinforce(), algorithms.sft()]
@@ -96,9 +90,7 @@ def mixture_objective(specs: Sequence[Algorithm], data: Data) -> Tensor:
 
 def _rows_of(specs: Sequence[Algorithm], data: Data) -> list[RowMask]:
     if "spec_ids" not in data:
-        raise ValueError(
-            f"the batch has no spec_ids; it has {sorted(data)}: add int (B,), the number of each row's spec"
-        )
+        raise ValueError(f"the batch has no spec_ids; it has {sorted(data)}: add the number of each row's spec, (B,)")
     spec_ids = data["spec_ids"]
     check_sequences(data["response_mask"], data.get("cu_seqlens"), spec_ids=spec_ids)
     if are_readable(spec_ids) and ((spec_ids < 0) | (spec_ids >= len(specs))).any():

@@ -2,8 +2,7 @@
 
     L = mean of (policy loss + the terms beside it)  +  Σ_c coefficient_c · mean_c of ℓ_c over the tokens M_c
 
-A :class:`LossTerm` with the mask, mean and denominator of the policy loss is added to the policy loss token by token.
-Every other term is a separate part.
+The terms beside the policy loss have its mask, mean and denominator. Every other term is a separate part.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
-from rlprims.algorithms._use import Use
+from rlprims.algorithms._use import BoundFunction
 from rlprims.kernels import are_readable
 from rlprims.layout import sequence_lengths
 from rlprims.losses import count_totals
@@ -81,7 +80,7 @@ def _count(data: Data, mask: Tensor) -> dict[str, Tensor | Totals]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ObjectiveTerm:
     """Per-token losses with a common mean: the policy loss with the terms that are added to it, or a separate term."""
 
     algorithm: Algorithm
@@ -114,15 +113,13 @@ class Part:
         if data.get("totals") is None:
             counts: Mapping[str, Any] = _count(data, data["response_mask"] if term.over == "policy" else mask)
             return {**counts, "response_mask": mask}
-        for name in ("totals", "row_tokens"):
-            if names[name] not in data:
-                raise ValueError(
-                    f"the batch has totals and no {names[name]}: add step_counts(algorithm, data) of the whole step"
-                )
+        for name in (names["totals"], names["row_tokens"]):
+            if name not in data:
+                raise ValueError(f"the batch has totals and no {name}: add step_counts(algorithm, data) of the step")
         return {"response_mask": mask, **{name: data.get(own) for name, own in names.items()}}
 
 
-def objective_parts(algorithm: Algorithm) -> list[Part]:
+def objective_parts(algorithm: Algorithm) -> list[ObjectiveTerm]:
     """The parts whose means add up to the objective, that of the policy loss first.
 
     >>> from rlprims import algorithms
@@ -130,17 +127,14 @@ def objective_parts(algorithm: Algorithm) -> list[Part]:
     [None, 0]
     """
     separate = [i for i, term in enumerate(algorithm.loss_terms) if not term.is_beside_the_policy]
-    return [Part(algorithm, number) for number in (None, *separate)]
+    return [ObjectiveTerm(algorithm, number) for number in (None, *separate)]
 
 
 def policy_objective(algorithm: Algorithm, data: Data) -> Tensor:
     """The scalar to minimize: the mean of :func:`policy_losses` plus the means of the separate terms.
 
     In a micro-batch ``data`` needs the result of :func:`step_counts` for the whole step. Without ``totals`` the given
-    batch is the whole step.
-
-    Raises:
-        ValueError: a group is split, and ``algorithm.together`` is "group_ids".
+    batch is the whole step. A split group is a ``ValueError`` if ``algorithm.together`` is "group_ids".
     """
     if algorithm.together == "group_ids":
         _check_whole_groups(data)
@@ -169,7 +163,7 @@ def policy_losses(algorithm: Algorithm, data: Data) -> Tensor:
     ``data`` needs the result of :func:`token_weights` for the update. The weights multiply the policy loss only, as in
     TRL. A token of weight 0 still counts in the denominator of the aggregation.
     """
-    per_token: Tensor = algorithm.policy_coefficient * algorithm.policy_loss(data)
+    per_token = algorithm.policy_coefficient * algorithm.policy_loss.per_token(data, data["response_mask"])
     has_weights = algorithm.corrections or algorithm.token_selection is not None or "row_weights" in data
     if has_weights or "loss_weights" in data:
         per_token = per_token * _computed("loss_weights", data)
@@ -184,7 +178,7 @@ def _term_losses(algorithm: Algorithm, number: int, data: Data) -> Tensor:
     losses = term.loss({**data, "response_mask": _column(term.mask, data)})
     if term.tokens is not None:
         losses = zero_outside(losses, _computed(tokens_of(number), data))
-    if isinstance(term.coefficient, Use):
+    if isinstance(term.coefficient, BoundFunction):
         raise ValueError(
             f"loss_terms.{number}.coefficient is {term.coefficient}, expected a number, because it changes in every "
             f"step: use algorithm.with_coefficients({{'loss_terms.{number}': controller.value}})"
@@ -202,15 +196,11 @@ def term_mask(algorithm: Algorithm, number: int, data: Data) -> Tensor:
 
 def _column(name: str, data: Data) -> Tensor:
     if name not in data:
-        raise ValueError(
-            f"a loss term is on {name}; the batch has {sorted(data)}: add a bool column, like response_mask"
-        )
+        raise ValueError(f"a loss term is on {name}; the batch has {sorted(data)}: add it, bool like response_mask")
     mask: Tensor = data[name]
-    if mask.dtype is not torch.bool or mask.shape != data["response_mask"].shape:
-        raise ValueError(
-            f"{name} has shape {tuple(mask.shape)} and dtype {mask.dtype}, expected bool "
-            f"{tuple(data['response_mask'].shape)}, like response_mask"
-        )
+    shape = tuple(data["response_mask"].shape)
+    if mask.dtype is not torch.bool or mask.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(mask.shape)} and dtype {mask.dtype}, expected bool {shape}")
     return mask
 
 

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from rlprims.algorithms._algorithm import Algorithm
 from rlprims.algorithms._objective import tokens_of
-from rlprims.algorithms._use import Use, use
+from rlprims.algorithms._use import BoundFunction, use
 from rlprims.corrections import Weights
 from rlprims.ended import Ended
-from rlprims.filters import finite
+from rlprims.filters import finite_scores
 from rlprims.grouping import group_count, group_mean, is_constant
 from rlprims.layout import expand_to_tokens, last_of_turn, sequence_sum
 from rlprims.masking import check_sequences, ended_by, zero_outside
 from rlprims.rewards import at_last_token, kl_penalty
 from rlprims.scan import sum_from_right
-from rlprims.trajectories import join
+from rlprims.trajectories import join_rows
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 
 Data = Mapping[str, Tensor]
@@ -90,8 +90,7 @@ def filter_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
 
     A group is dropped because of how a response ended, a score that is not finite, or the filter. The filter's
     ``scores`` are the column of its metric, see :func:`filter_column`; a filter of other columns has no metric. A
-    rollout of several rows (``trajectory_ids``) counts once, with its first row, and ends as its last row. Ragged
-    columns are not used.
+    rollout of several rows counts once, with its first row, and ends as its last row. Ragged columns are not used.
     """
     data = _with_ends_of_rollouts(data)
     end_reasons: dict[int, str] = {}
@@ -126,16 +125,16 @@ def filter_column(algorithm: Algorithm, columns: Container[str]) -> str | None:
 def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
     ids = data.get("trajectory_ids")
     if ids is not None:
-        rollouts = join(ids, data["response_mask"])
+        rollouts = join_rows(ids, data["response_mask"])
         first_rows = rollouts.first_row[rollouts.exists]
         rollout_data = {name: x[first_rows] for name, x in data.items() if x.dim() and not x.is_nested}
         rollout_data.pop("trajectory_ids")
-        rollout_reasons = dict(
-            zip(rollouts.exists.nonzero()[:, 0].tolist(), _filter_by_scores(algorithm, rollout_data), strict=True)
-        )
+        numbers = rollouts.exists.nonzero()[:, 0].tolist()
+        rollout_reasons = dict(zip(numbers, _filter_by_scores(algorithm, rollout_data), strict=True))
         return [rollout_reasons[rollout] for rollout in ids.tolist()]
     scores, group_ids = data["scores"], data["group_ids"]
-    reasons: list[str | None] = [None if ok else "a score is not finite" for ok in finite(scores, group_ids).tolist()]
+    is_finite = finite_scores(scores, group_ids).tolist()
+    reasons: list[str | None] = [None if ok else "a score is not finite" for ok in is_finite]
     if algorithm.filter is None or None not in reasons:
         return reasons
     metric, keep = filter_column(algorithm, data), algorithm.filter.keep
@@ -152,10 +151,8 @@ def _filter_by_scores(algorithm: Algorithm, data: Data) -> list[str | None]:
             f"{metric} is {value:g} throughout" if constant else f"{metric} does not pass {keep}"
             for value, constant in zip(column.tolist(), is_constant(column, group_ids).tolist(), strict=True)
         ]
-    return [
-        reason or (None if ok else explanation)
-        for reason, ok, explanation in zip(reasons, kept, explanations, strict=True)
-    ]
+    rows = zip(reasons, kept, explanations, strict=True)
+    return [reason or (None if ok else explanation) for reason, ok, explanation in rows]
 
 
 def estimate_advantages(
@@ -163,9 +160,9 @@ def estimate_advantages(
 ) -> dict[str, Tensor]:
     """``rewards``, ``advantages``, and with a critic ``returns``, from ``shaped_scores`` and the data that are needed.
 
-    If ``rm_scores`` are per token they are the rewards, and shaping terms are added on the last token.
-    With ``turns_earn`` the scores do not include the rewards of turns, as in the trainer's episodes: ``turn_rewards``
-    (B, T) are added to the rewards, on their tokens, unless the algorithm reads them separately.
+    If ``rm_scores`` are per token they are the rewards, and shaping terms are added on the last token. With
+    ``turns_earn`` the scores do not include the rewards of turns, as in the trainer's episodes: ``turn_rewards`` (B, T)
+    are added to the rewards, unless the algorithm reads them separately.
     """
     with torch.no_grad():
         rm_scores, mask = data.get("rm_scores"), data["response_mask"]
@@ -175,23 +172,17 @@ def estimate_advantages(
         if turns_earn and "turn_rewards" not in algorithm.needs:
             rewards = rewards + zero_outside(data["turn_rewards"], mask)
         if algorithm.kl_in_reward is not None:
-            rewards = kl_penalty(
-                rewards,
-                data["old_log_probs"],
-                data["ref_log_probs"],
-                data["response_mask"],
-                kl_coef=kl_coef,
-                estimator=algorithm.kl_in_reward.estimator,
-            )
-        advantages = algorithm.advantage({**data, "rewards": rewards})
+            policies = data["old_log_probs"], data["ref_log_probs"]
+            estimator = algorithm.kl_in_reward.estimator
+            rewards = kl_penalty(rewards, *policies, mask, kl_coef=kl_coef, estimator=estimator)
+        advantages = algorithm.advantage.per_token({**data, "rewards": rewards}, mask)
         estimated = {"rewards": rewards, "advantages": advantages}
         if algorithm.value_target is not None:
-            estimated["returns"] = algorithm.value_target({**data, "rewards": rewards})
+            estimated["returns"] = algorithm.value_target.per_token({**data, "rewards": rewards}, mask)
         elif algorithm.value_loss is not None:
-            # The target uses the advantages before normalization.
-            estimated["returns"] = torch.where(data["response_mask"], advantages + data["values"], 0.0)
+            estimated["returns"] = torch.where(mask, advantages + data["values"], 0.0)  # before normalization
         if algorithm.normalization is not None:
-            estimated["advantages"] = algorithm.normalization({**data, "advantages": advantages})
+            estimated["advantages"] = algorithm.normalization.per_token({**data, "advantages": advantages}, mask)
         return estimated
 
 
@@ -256,6 +247,6 @@ def token_weights(algorithm: Algorithm, data: Data, *, generator: torch.Generato
     return weights
 
 
-def _choose(selector: Use, data: Data, generator: torch.Generator | None) -> Tensor:
+def _choose(selector: BoundFunction, data: Data, generator: torch.Generator | None) -> Tensor:
     chosen: Tensor = selector(data, generator=generator) if "generator" in selector.hyperparameters else selector(data)
     return chosen

@@ -4,7 +4,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -17,17 +16,18 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from torch import Tensor
 
 import rlprims
+from rlprims._near import near
 from rlprims.trajectories import by_trajectory
 
 
-class Use(BaseModel):
+class BoundFunction(BaseModel):
     """A function and the hyperparameters bound to it; made by :func:`use`.
 
     In YAML or JSON it is the import path, ``rlprims.advantage.rloo``, or a mapping,
-    ``{fn: rlprims.advantage.grpo, ddof: 0}``; the printed form ``advantage.rloo`` is accepted too. There is no
-    registry: any importable function can be used.
+    ``{fn: rlprims.advantage.grpo, ddof: 0}``; the printed form ``advantage.rloo`` is accepted too.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
@@ -38,9 +38,7 @@ class Use(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_path_or_mapping(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = {"fn": value}
-        if callable(value):
+        if isinstance(value, str) or callable(value):
             value = {"fn": value}
         if not isinstance(value, Mapping) or "bound" in value:
             return value
@@ -50,15 +48,15 @@ class Use(BaseModel):
         return {"fn": fn, "bound": tuple((k, v) for k, v in value.items() if k != "fn")}
 
     @model_validator(mode="after")
-    def _check_names_and_types(self) -> "Use":
+    def _check_names_and_types(self) -> "BoundFunction":
         if not hasattr(self.fn, "__qualname__"):
             raise ValueError(f"expected a function or a class, with the hyperparameters beside it, got {self.fn!r}")
         hints = _hyperparameters(self.fn)
         checked = []
         for name, value in self.bound:
             if name not in hints:
-                similar = get_close_matches(name, hints, n=1)
-                suggestion = f"did you mean {similar[0]!r}?" if similar else f"it takes {sorted(hints) or 'none'}"
+                meant = near(name, hints)
+                suggestion = f"did you mean {meant!r}?" if meant else f"it takes {sorted(hints) or 'none'}"
                 raise ValueError(f"{self.path} has no hyperparameter {name!r}: {suggestion}")
             try:
                 valid = TypeAdapter(hints[name]).validate_python(value)
@@ -103,7 +101,7 @@ class Use(BaseModel):
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same function and the same values, bound or by default."""
-        if not isinstance(other, Use):
+        if not isinstance(other, BoundFunction):
             return NotImplemented
         return self.fn == other.fn and self.hyperparameters == other.hyperparameters
 
@@ -111,11 +109,12 @@ class Use(BaseModel):
         return hash((self.fn, frozenset(self.hyperparameters.items())))
 
     def __call__(self, data: Mapping[str, Any], **hyperparameters: Any) -> Any:
-        """Call it with the entries of ``data`` that it names. If ``data`` has ``trajectory_ids``, its sequences are
-        rollouts."""
+        """Call it with the entries of ``data`` that it names. With ``trajectory_ids`` its sequences are rollouts."""
         missing = sorted(self.needs - {name for name in data if data[name] is not None})
         if missing:
-            raise ValueError(f"{self.path}: expected {missing} in the batch, which has {sorted(data)}")
+            meant = {name: near(name, missing) for name in sorted(data)}
+            hint = "".join(f"; {name} is {here} here" for name, here in meant.items() if here)
+            raise ValueError(f"{self.path}: expected {missing} in the batch, which has {sorted(data)}{hint}")
         arguments = {name: data[name] for name in _data(self.fn) if name in data} | dict(self.bound) | hyperparameters
         token_wise = "cu_seqlens" not in _data(self.fn) or getattr(self.fn, "token_wise", False)
         if token_wise or "trajectory_ids" in _data(self.fn) or data.get("trajectory_ids") is None:
@@ -123,16 +122,30 @@ class Use(BaseModel):
         ids_and_mask = {name: data[name] for name in ("trajectory_ids", "response_mask")}
         return by_trajectory(self.fn)(**arguments | ids_and_mask)
 
+    def per_token(self, data: Mapping[str, Any], mask: Tensor) -> Tensor:
+        """The result of a call, which must have one number per token.
+
+        Raises:
+            ValueError: it has another shape.
+        """
+        result: Tensor = self(data)
+        if result.shape != mask.shape:
+            raise ValueError(self.shape_error(result, mask))
+        return result
+
+    def shape_error(self, result: Tensor, mask: Tensor) -> str:
+        return (
+            f"{self.path} returned {tuple(result.shape)}, expected one number per token, {tuple(mask.shape)}: "
+            "layout.expand_to_tokens(x, response_mask) repeats the numbers of responses"
+        )
+
     def __str__(self) -> str:
         short = self.path.removeprefix("rlprims.")
         return f"{short}({', '.join(f'{k}={v!r}' for k, v in self.bound)})" if self.bound else short
 
 
-def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> Use:
+def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> BoundFunction:
     """Bind hyperparameters (the parameters after ``*``) to a primitive. Data (those before) come from the batch.
-
-    Raises:
-        ValueError: an unknown name or a value of the wrong type.
 
     >>> from rlprims import losses
     >>> print(use(losses.clipped_surrogate, clip_high=0.28))
@@ -143,14 +156,13 @@ def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> Use:
     ValueError: rlprims.losses.clipped_surrogate has no hyperparameter 'cliphigh': did you mean 'clip_high'?
     """
     try:
-        return Use.model_validate({"fn": fn, **hyperparameters})
+        return BoundFunction.model_validate({"fn": fn, **hyperparameters})
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def import_path(path: str) -> Any:
-    """The object at ``package.module.name``. ``losses.token_mean`` is that of this library, unless you have a package
-    ``losses``.
+    """The object at ``package.module.name``; ``losses.x`` is of this library, unless you have a package ``losses``.
 
     >>> import_path("losses.token_mean") is import_path("rlprims.losses.token_mean")
     True
@@ -163,11 +175,19 @@ def import_path(path: str) -> Any:
         if (absent or isinstance(error, AttributeError)) and path.partition(".")[0] in rlprims.__all__:
             with suppress(ImportError, AttributeError):
                 return _imported(f"rlprims.{path}")
-        fix = "write it as package.module.function"
+        fix, name = "write it as package.module.function", path.rpartition(".")[2]
+        functions = {
+            each: f"{package}.{each}" for package in _PACKAGES for each in _imported(f"rlprims.{package}.__all__")
+        }
+        if meant := near(name, functions):
+            fix += f"; did you mean {functions[meant]}?"
         if "(" in path:
             fix = f"write {{fn: {path.partition('(')[0]}, name: value}}"
         reason = str(error) if path.rpartition(".")[0].strip(".") else "it names no module"
         raise ValueError(f"cannot import {path!r} ({reason}): {fix}") from None
+
+
+_PACKAGES = ("advantage", "corrections", "filters", "losses", "rewards", "rewards.verifiers")
 
 
 def _imported(path: str) -> Any:

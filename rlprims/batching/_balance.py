@@ -5,8 +5,15 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rlprims.batching._partition import karmarkar_karp, longest_first, longest_first_in_rounds, rebalance
-from rlprims.batching._units import Integers, checked_lengths, units_of
+from rlprims.batching._partition import (
+    Integers,
+    checked_lengths,
+    karmarkar_karp,
+    longest_first,
+    longest_first_in_rounds,
+    rebalance,
+    units_of,
+)
 from rlprims.masking import check_choice
 
 Method: TypeAlias = Literal["longest_first", "karmarkar_karp"]
@@ -23,29 +30,23 @@ def balance(
     """Divide rows into ``parts`` of nearly equal work, for ranks that must wait for the slowest one.
 
     ``method`` makes a first division. Then heavy and light parts exchange rows as long as the heaviest part becomes
-    lighter. "longest_first" gives the longest remaining row to the lightest part (LPT, Graham 1969: at most a third
-    above the optimum); with equal sizes it works in rounds and gives the longest rows of a round to the lightest parts.
-    "karmarkar_karp" is the largest differencing method, as in verl, slime and OpenRLHF. After the exchanges both are
-    equally good, so None uses the faster one: differencing if sizes are equal, else longest first.
+    lighter. "longest_first" gives the longest remaining row to the lightest part (LPT, Graham 1969), with equal sizes
+    in rounds. "karmarkar_karp" is the largest differencing method, as in verl, slime and OpenRLHF. After the exchanges
+    both are equally good, so None uses the faster one: differencing if sizes are equal, else longest first.
 
     Args:
         lengths: work of each row, in any unit: its tokens, or :func:`attention_workload` of them.
-        parts: the number of parts.
         group_ids: a label for each row; rows of one label stay in one part. None: no constraint.
         equal_size: every part has the same number of rows.
-        method: the method of the first division; None: the faster method.
 
     Returns:
         row numbers of each part, each ascending; no part is empty.
 
     Raises:
-        ValueError: negative lengths; an unknown method; fewer rows (or groups) than parts; equal_size, and rows that
-            cannot be divided equally.
+        ValueError: negative lengths; an unknown method; fewer rows (or groups) than parts; sizes that cannot be equal.
 
     >>> balance([9, 1, 5, 5], 2)
     [[0, 1], [2, 3]]
-    >>> balance([9, 8, 1, 1, 1, 2], 2, equal_size=True)
-    [[0, 2, 4], [1, 3, 5]]
     >>> balance([3, 3, 4, 4], 2, group_ids=["a", "a", "b", "b"])
     [[2, 3], [0, 1]]
     """
@@ -77,15 +78,10 @@ def attention_workload(lengths: Sequence[int] | Integers, *, hidden_size: int = 
     """The work of each row in a transformer, 6 h l + l², for :func:`balance` of long rows.
 
     A layer has 12 h² weights (24 h² l operations), and attention takes 4 h l² operations; divided by 4 h the sum is the
-    formula. With h = 4096, a model of 7B, attention costs as much as the weights at 24576 tokens. For short rows use
-    the number of tokens.
-
-    Args:
-        lengths: tokens of each row.
-        hidden_size: h.
+    formula. With h = 4096, a model of 7B, attention costs as much as the weights at 24576 tokens.
 
     Returns:
-        int64 (B,).
+        int64 (B,); ``lengths`` are the tokens l of each row, and h is ``hidden_size``.
 
     Raises:
         ValueError: lengths that are negative or not integers.

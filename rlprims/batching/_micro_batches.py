@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from rlprims.batching._units import Integers, checked_lengths, rows_of_units, units_of
+from rlprims.batching._partition import Integers, checked_lengths, rows_of_units, units_of
 
 
 def micro_batches(
@@ -51,10 +51,8 @@ def micro_batches(
     if sizes and max(sizes) > max_tokens:
         worst = sizes.index(max(sizes))
         unit_name = f"row {units[worst][0]}" if group_ids is None else f"the group of row {units[worst][0]}"
-        raise ValueError(
-            f"{unit_name} has {sizes[worst]} tokens, more than max_tokens={max_tokens}: raise the budget, "
-            "or shorten prompts or responses"
-        )
+        fix = "raise the budget, or shorten prompts or responses"
+        raise ValueError(f"{unit_name} has {sizes[worst]} tokens, more than max_tokens={max_tokens}: {fix}")
     batches: list[list[int]] = []
     prompt_width = response_width = 0
     for unit in sorted(range(len(units)), key=lambda unit: -sum(widths[unit])):
@@ -82,11 +80,9 @@ def pack(
     :func:`micro_batches` is for batches that are padded.
 
     Args:
-        lengths: tokens of each row.
         group_ids: a label for each row; rows of one label stay in one part. None: no constraint.
         max_tokens: budget of one part.
-        min_parts: the smallest number of parts. If all ranks must make the same number of steps, give the largest
-            number that a rank needs.
+        min_parts: the smallest number of parts. If all ranks must make equally many, give the largest that one needs.
 
     Returns:
         row numbers of each part, each ascending; no part is empty.
@@ -96,8 +92,6 @@ def pack(
 
     >>> pack([5, 9, 2, 5], max_tokens=10)
     [[1], [0, 3], [2]]
-    >>> pack([5, 9, 1, 5], max_tokens=10)
-    [[1, 2], [0, 3]]
     """
     units = units_of(lengths, group_ids)
     work, of_row = units
@@ -106,9 +100,8 @@ def pack(
         unit_name = f"row {worst}" if group_ids is None else f"the group of row {int((of_row == worst).argmax())}"
         raise ValueError(f"{unit_name} has {work[worst]} tokens, more than max_tokens={max_tokens}: raise the budget")
     if min_parts > max(len(work), 1):
-        raise ValueError(
-            f"min_parts={min_parts}, expected at most {len(work)}, the number of rows or groups: no part may be empty"
-        )
+        most = f"{len(work)}, the number of rows or groups"
+        raise ValueError(f"min_parts={min_parts}, expected at most {most}: no part may be empty")
     parts = _best_fit(work, max_tokens)
     while len(parts) < min_parts and len(work):
         # A part lists its units longest first, so every second unit together is about half of its work.
@@ -139,11 +132,6 @@ def _best_fit(work: Integers, max_tokens: int) -> list[list[int]]:
 
 def restore_order(parts: Iterable[Sequence[int]]) -> list[int]:
     """The position of each row in the concatenated parts, so that ``out[restore_order(parts)]`` is in row order.
-
-    ``out`` has the results of the parts, one part after the other.
-
-    Args:
-        parts: row numbers of each part, as :func:`balance`, :func:`pack` and :func:`micro_batches` return them.
 
     Raises:
         ValueError: the parts do not hold every row exactly once.

@@ -1,13 +1,67 @@
-"""Division of items into parts with a small maximum of work: first divisions, and exchanges that improve them.
+"""Units of work that stay in one part, single rows or whole groups, and their division into parts of nearly equal work.
 
-Each function gets the work of the items and returns the part of each item.
+Each function of a division gets the work of the units and returns the part of each unit.
 """
 
 import heapq
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlprims.batching._units import Integers
+from rlprims.grouping import dense_ids, rows_by_label
+
+Integers = NDArray[np.int64]
+
+
+class Units(NamedTuple):
+    """The unit of each row and the work of each unit: row i belongs to unit ``of_row[i]``, which has total ``work``."""
+
+    work: Integers
+    of_row: Integers
+
+    def rows(self, owners: Integers, parts: int) -> list[list[int]]:
+        """The rows of each part, ascending, from the part of each unit."""
+        owner = owners[self.of_row]
+        ends = np.bincount(owner, minlength=parts).cumsum().tolist()
+        rows: list[int] = np.argsort(owner, kind="stable").tolist()
+        return [rows[begin:end] for begin, end in pairwise([0, *ends])]
+
+
+def checked_lengths(name: str, lengths: Sequence[int] | Integers) -> Integers:
+    """The lengths as int64 (B,); ``ValueError`` if they are not integers (B,), or one is negative."""
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers (B,)")
+    if (array < 0).any():
+        row = int((array < 0).argmax())
+        raise ValueError(f"{name} is {array[row]} in row {row}, expected integers (B,) of at least 0")
+    return array.astype(np.int64)
+
+
+def units_of(lengths: Sequence[int] | Integers, group_ids: Sequence[Hashable] | None) -> Units:
+    """One unit for each row, or for each group."""
+    work = checked_lengths("lengths", lengths)
+    if group_ids is None:
+        return Units(work, np.arange(len(work)))
+    if len(group_ids) != len(work):
+        raise ValueError(f"{len(work)} lengths but {len(group_ids)} group_ids, expected one each")
+    of_row = dense_ids(group_ids).numpy()
+    total = np.zeros(int(of_row.max(initial=-1)) + 1, np.int64)
+    np.add.at(total, of_row, work)
+    return Units(total, of_row)
+
+
+def rows_of_units(count: int, group_ids: Sequence[Hashable] | None) -> list[list[int]]:
+    """The rows of each unit, ascending, units in the order of their first rows."""
+    if group_ids is None:
+        return [[row] for row in range(count)]
+    if len(group_ids) != count:
+        raise ValueError(f"{count} lengths but {len(group_ids)} group_ids, expected one each")
+    return rows_by_label(group_ids)
+
 
 PATIENCE = 6
 """Exchanges stop after this many rounds in which the heaviest part did not become lighter."""
@@ -40,8 +94,7 @@ def karmarkar_karp(work: Integers, parts: int, *, equal_size: bool) -> Integers:
 
     A state is a tuple of sums, one for each part, largest first. The two states with the widest spread are merged,
     largest sum with smallest, until one is left. Each initial state is one item and zeros, or ``parts`` items of
-    similar work if the parts must have equal sizes. The merges are recorded, and the items are assigned to parts from
-    the last merge back to the first.
+    similar work if the parts must have equal sizes. Then the items get their parts, from the last merge to the first.
     """
     order = np.argsort(-work, kind="stable")
     if equal_size:
@@ -76,8 +129,7 @@ def rebalance(work: Integers, owners: Integers, parts: int, *, equal_size: bool)
 
     In each round the heaviest part is paired with the lightest, the second heaviest with the second lightest and so on.
     Each pair exchanges the two items whose difference is nearest to half of the gap between the parts; if sizes may
-    differ, an item may also move without one in return. After a round without success every heavy part is paired with
-    another light one.
+    differ, an item may also move without one in return. After a round without success all parts are paired anew.
     """
     owners = owners.copy()
     loads = np.zeros(parts, np.int64)

@@ -20,8 +20,6 @@ class PrefixTree(NamedTuple):
     def visible(self) -> Tensor:
         """The attention mask, bool (N, N): token q attends to token k if k is q or an ancestor of q.
 
-        Index it with ``[None, None]`` for a mask (1, 1, N, N).
-
         >>> tree = prefix_tree(torch.tensor([[5, 6], [5, 7]]), torch.ones(2, 2, dtype=torch.bool))
         >>> tree.visible().long()
         tensor([[1, 0, 0],
@@ -47,19 +45,13 @@ def prefix_tree(token_ids: Tensor, attention_mask: Tensor) -> PrefixTree:
 
     A causal model computes the same values for tokens with the same history, so a forward pass needs each of the N
     tokens once: give it ``token_ids`` and ``position_ids`` as one row, and ``visible()`` as the mask. ``per_row``
-    copies its outputs to the rows; the gradients of rows that share a token add up. Rows of an agent share histories of
-    any length, samples of a prompt share the prompt, and equal rows share all tokens. The layout is that of TRL's pull
+    copies its outputs to the rows; the gradients of rows that share a token add up. The layout is that of TRL's pull
     request 7328; AReaL and verl (issue 7561) have similar ones. The rows are sorted; the longest prefix that a row
     shares with any earlier row is then the one that it shares with the row before it.
-
-    ``model.packing`` uses it for every micro-batch; see ``docs/execution.md``.
 
     Args:
         token_ids: int (B, T); at least 0 where the mask is True.
         attention_mask: bool (B, T), True on the tokens of a row; padding may be anywhere.
-
-    Returns:
-        :class:`PrefixTree`, with the first tokens of rows in ascending order.
 
     Raises:
         ValueError: wrong shapes or dtypes.
@@ -75,9 +67,8 @@ def prefix_tree(token_ids: Tensor, attention_mask: Tensor) -> PrefixTree:
     """
     check_tensors(token_ids=token_ids, attention_mask=attention_mask)
     if token_ids.dim() != 2 or token_ids.is_floating_point() or token_ids.dtype is torch.bool:
-        raise ValueError(
-            f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, expected int (B, T)"
-        )
+        shape = tuple(token_ids.shape)
+        raise ValueError(f"token_ids has shape {shape} and dtype {token_ids.dtype}, expected int (B, T)")
     if attention_mask.shape != token_ids.shape or attention_mask.dtype is not torch.bool:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}, expected bool "

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from rlprims._described import described
 from rlprims.corrections._weights import Level, Weights, check_level, segments
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
-from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.masking import check_at_least, check_choice, check_tokens, zero_outside
 from rlprims.ratios import estimate_kl
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask, TurnIds
 
@@ -31,29 +31,23 @@ def rejection(
 ) -> Weights:
     """Keep tokens, turns or responses on which trainer and sampler agree: verl's rejection sampling with all options.
 
-    Per token, with x = old_log_probs − rollout_log_probs, the trainer's over the sampler's:
+    Per token, with x = old_log_probs − rollout_log_probs, the trainer's over the sampler's, the ``estimator`` is:
 
     - k1: x, which is signed. The bounds are for the ratio: a token is kept if low <= exp(x) <= high. The mean over a
       response is the geometric mean of its ratios, the sum is their product.
     - k2: x²/2, and k3: exp(x) − 1 − x, estimates of KL(sampler ‖ trainer) in nats, 0 or more: kept if <= high.
 
-    ``statistic`` reduces a segment or sequence to one number; with "max" every token must be within the bounds. It is
-    not used with ``level="token"``. The default is verl's ``seq_mean_k3`` at 0.01.
+    ``statistic`` reduces a segment or sequence to one number, its "mean" or "sum"; with "max" every token must be
+    within the bounds. The default is verl's ``seq_mean_k3`` at 0.01.
 
     verl's k1 is −x, so its "0.5_5.0" keeps ratios from 0.2 to 2; here ``low=0.5, high=5.0`` keeps 0.5 to 5. For
     verl's range pass ``low=1/5.0, high=1/0.5``. For two criteria multiply two gates. A NaN is rejected.
 
     Args:
-        old_log_probs: the trainer's log-probs of the policy that sampled.
         turn_ids: the turn that a valid token belongs to, for "segment". None: one turn.
-        estimator: "k1", "k2" or "k3".
         level: the unit that is kept or rejected: "token", "segment" (a turn of a sequence that is whole) or "sequence".
-        statistic: "mean", "sum" or "max" over the tokens of a segment or sequence.
         low: for k1 only: the smallest ratio, in [0, 1]; None: no bound from below.
         high: the largest ratio of k1, at least 1; the largest divergence of k2 and k3, at least 0.
-
-    Returns:
-        Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
@@ -104,31 +98,22 @@ def opsm(
 ) -> Weights:
     """Off-policy sequence masking, DeepSeek-V3.2 (arXiv:2512.02556): drop bad responses that are far off policy.
 
-    A token with a negative advantage is dropped if the mean of rollout_log_probs − log_probs over its response is above
-    δ. The gradient of such a response is large and noisy. Tokens with other advantages are always kept.
-
-    The paper compares with the sampler, so that staleness and the sampler's numerics both count. To measure staleness
-    only, pass ``old_log_probs`` as ``rollout_log_probs``. TRL gives 0.5 as an example of δ, slime 1e-4.
+    A token with A < 0 is dropped if the mean of rollout_log_probs − log_probs over its response is above ``delta``, in
+    nats and at least 0. As in the paper, staleness and the sampler's numerics both count; to measure staleness only,
+    pass ``old_log_probs`` as ``rollout_log_probs``. TRL's example is 0.5, slime's 1e-4.
 
     Args:
         log_probs: current policy; it gets no gradient here.
-        delta: δ, the largest mean log-ratio at which a token with a negative advantage is kept, in nats; at least 0.
-
-    Returns:
-        Weights of 1 on kept tokens and 0 on all others; ``corrected`` is empty.
 
     >>> import torch
     >>> current, sampler, advantages = torch.tensor([[-2.0, -1.0], [-1.0, -1.0], [1.0, -1.0]])[:, :, None]
-    >>> opsm(current, sampler, advantages, torch.ones(2, 1, dtype=torch.bool), delta=0.5).values.T
-    tensor([[1., 1.]])
     >>> opsm(current, sampler, -advantages, torch.ones(2, 1, dtype=torch.bool), delta=0.5).values.T
     tensor([[0., 1.]])
     """
     check_tokens(
         response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages
     )
-    if not delta >= 0:
-        raise ValueError(f"delta={delta}, expected at least 0, in nats")
+    check_at_least(0, ", in nats", inf=True, delta=delta)
     difference = zero_outside(rollout_log_probs, response_mask) - zero_outside(log_probs, response_mask)
     total = sequence_sum(difference.detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     mean = total / sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows).clamp(min=1)
@@ -140,10 +125,9 @@ def opsm(
 def _bounds(estimator: Estimator, low: float | None, high: float) -> tuple[float, float]:
     """The bounds on the log-ratio (k1) or on the divergence in nats (k2, k3)."""
     if estimator != "k1":
-        if low is not None or not high >= 0:
-            raise ValueError(
-                f"low={low} and high={high}, expected low=None for {estimator} and high at least 0, in nats"
-            )
+        if low is not None:
+            raise ValueError(f"low={low}, expected None for {estimator}")
+        check_at_least(0, ", in nats", inf=True, high=high)
         return -math.inf, high
     if not 0 <= (low or 0) <= 1 <= high:
         raise ValueError(f"low={low} and high={high}, expected 0 <= low <= 1 <= high: 1 is the ratio if both agree")

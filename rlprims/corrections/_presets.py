@@ -3,13 +3,12 @@
 In the formulas d_t = old_log_probs − rollout_log_probs. The exponent of an importance weight is clamped to ±20. The
 results are 0 outside the mask and have no gradient. Arguments and errors are those of the two functions. To combine
 corrections, multiply them: verl's ``decoupled_geo_rs_seq_tis`` is
-``importance_weights(..., level="sequence") * geometric(...)``.
+``importance_weights(..., level="sequence") * geometric_gate(...)``.
 """
 
 from rlprims._described import described
 from rlprims.corrections._gates import rejection
-from rlprims.corrections._importance_weights import importance_weights
-from rlprims.corrections._weights import Weights
+from rlprims.corrections._weights import Weights, importance_weights
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
@@ -49,9 +48,8 @@ def icepop(
     >>> icepop(torch.tensor([[0.9, 0.6, 0.1]]).log(), torch.tensor([[0.1, 0.3, 0.3]]).log(), m).values
     tensor([[0.0000, 2.0000, 0.0000]])
     """
-    return importance_weights(
-        old_log_probs, rollout_log_probs, response_mask, cu_seqlens, action="mask", low=low, high=high
-    )
+    data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
+    return importance_weights(*data, action="mask", low=low, high=high)
 
 
 @described
@@ -67,7 +65,7 @@ def mis(
     """Masked importance sampling of responses, TRL's default mode: w = exp(Σ_t d_t) if it is at most ``high``, else 0.
 
     Each token of the response has this weight. The product of the ratios is exponential in the length, so long
-    responses are masked for a small gap per token: see :func:`geometric`.
+    responses are masked for a small gap per token: see :func:`geometric_gate`.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.6, 0.2], [0.6, 0.4]]).log(), torch.full((2, 2), 0.2).log()
@@ -75,20 +73,12 @@ def mis(
     tensor([[3., 3.],
             [0., 0.]])
     """
-    return importance_weights(
-        old_log_probs,
-        rollout_log_probs,
-        response_mask,
-        cu_seqlens,
-        level="sequence",
-        action="mask",
-        high=high,
-        all_reduce_rows=all_reduce_rows,
-    )
+    data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
+    return importance_weights(*data, level="sequence", action="mask", high=high, all_reduce_rows=all_reduce_rows)
 
 
 @described
-def geometric(
+def geometric_gate(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
     response_mask: TokenMask,
@@ -104,7 +94,7 @@ def geometric(
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
-    >>> geometric(trainer, sampler, torch.ones(2, 2, dtype=torch.bool)).values
+    >>> geometric_gate(trainer, sampler, torch.ones(2, 2, dtype=torch.bool)).values
     tensor([[1., 1.],
             [0., 0.]])
     """
@@ -125,8 +115,7 @@ def seq_mask_tis(
 ) -> Weights:
     """w_t = exp(d_t) in responses with low <= exp(mean_t d_t) <= high, else 0: OpenRLHF's and NeMo-RL's.
 
-    It is the product of :func:`tis` without a bound and :func:`geometric`. The bounds are those of both libraries. They
-    do not bound w_t itself; here it is bounded because the exponent is clamped.
+    The bounds are those of both libraries. They do not bound w_t itself; here the clamped exponent does.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[0.5, 0.2], [0.6, 0.2]]).log(), torch.tensor([[0.4, 0.25], [0.5, 0.2]]).log()
@@ -135,11 +124,11 @@ def seq_mask_tis(
             [0.0000, 0.0000]])
     """
     data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
-    return tis(*data, high=float("inf")) * geometric(*data, low=low, high=high, all_reduce_rows=all_reduce_rows)
+    return tis(*data, high=float("inf")) * geometric_gate(*data, low=low, high=high, all_reduce_rows=all_reduce_rows)
 
 
 @described
-def veto(
+def token_veto(
     old_log_probs: PerToken,
     rollout_log_probs: PerToken,
     response_mask: TokenMask,
@@ -155,18 +144,9 @@ def veto(
 
     >>> import torch
     >>> m = torch.ones(2, 2, dtype=torch.bool)
-    >>> veto(torch.tensor([[-1.0, -1.0], [-1.0, -12.0]]), torch.full((2, 2), -1.0), m).values
+    >>> token_veto(torch.tensor([[-1.0, -1.0], [-1.0, -12.0]]), torch.full((2, 2), -1.0), m).values
     tensor([[1., 1.],
             [0., 0.]])
     """
-    return rejection(
-        old_log_probs,
-        rollout_log_probs,
-        response_mask,
-        cu_seqlens,
-        estimator="k1",
-        statistic="max",
-        low=low,
-        high=high,
-        all_reduce_rows=all_reduce_rows,
-    )
+    data = old_log_probs, rollout_log_probs, response_mask, cu_seqlens
+    return rejection(*data, estimator="k1", statistic="max", low=low, high=high, all_reduce_rows=all_reduce_rows)

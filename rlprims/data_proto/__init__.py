@@ -8,6 +8,7 @@
 """
 
 from rlprims.data_proto._columns import BatchError, MissingField, RowIndexError
-from rlprims.data_proto._container import DataProto, DataProtoItem
+from rlprims.data_proto._container import DataProto
+from rlprims.data_proto._rows import DataProtoItem
 
 __all__ = ["BatchError", "DataProto", "DataProtoItem", "MissingField", "RowIndexError"]

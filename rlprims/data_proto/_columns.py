@@ -48,10 +48,8 @@ def names(keys: Iterable[Any]) -> str:
 
 def listing(tensors: Mapping[str, Any] | None, arrays: Mapping[str, Any], meta: Mapping[Any, Any]) -> str:
     """The existing fields by part, for the end of a message."""
-    return (
-        f"fields: batch {names(tensors.keys() if tensors is not None else ())}, "
-        f"non_tensor_batch {names(arrays)}, meta_info {names(meta)}"
-    )
+    in_batch = names(tensors.keys() if tensors is not None else ())
+    return f"fields: batch {in_batch}, non_tensor_batch {names(arrays)}, meta_info {names(meta)}"
 
 
 class Jagged(NamedTuple):
@@ -66,7 +64,7 @@ class Jagged(NamedTuple):
     dim: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Self:
+    def from_tensor(cls, tensor: Tensor) -> Self:
         dim = next(i for i, size in enumerate(tensor.shape) if isinstance(size, torch.SymInt))
         nested: Any = tensor  # torch declares these methods for sparse tensors only
         return cls(nested.values(), nested.offsets(), nested.lengths(), dim)
@@ -74,11 +72,11 @@ class Jagged(NamedTuple):
     @classmethod
     def packed(cls, tensor: Tensor) -> Self:
         """The components, with no unused values before, between or after the rows."""
-        parts = cls.of(tensor)
+        parts = cls.from_tensor(tensor)
         whole = int(parts.offsets[0]) == 0 and int(parts.offsets[-1]) == parts.values.shape[parts.dim - 1]
         if parts.lengths is None and whole:
             return parts
-        return cls.of(take(tensor, torch.arange(len(parts.offsets) - 1, device=parts.offsets.device)))
+        return cls.from_tensor(take(tensor, torch.arange(len(parts.offsets) - 1, device=parts.offsets.device)))
 
     def nested(self) -> Tensor:
         build = torch.nested.nested_tensor_from_jagged
@@ -92,7 +90,7 @@ class Jagged(NamedTuple):
 def row(tensor: Tensor, index: int) -> Tensor:
     if not tensor.is_nested:
         return tensor[index]
-    parts = Jagged.of(tensor)
+    parts = Jagged.from_tensor(tensor)
     return parts.values.narrow(parts.dim - 1, int(parts.offsets[index]), int(parts.row_lengths()[index]))
 
 
@@ -100,7 +98,7 @@ def narrow(tensor: Tensor, start: int, stop: int) -> Tensor:
     """Rows start to stop, as a view."""
     if not tensor.is_nested:
         return tensor[start:stop]
-    values, offsets, lengths, dim = Jagged.of(tensor)
+    values, offsets, lengths, dim = Jagged.from_tensor(tensor)
     first, last = int(offsets[start]), int(offsets[stop])
     lengths = None if lengths is None else lengths[start:stop]
     return Jagged(values.narrow(dim - 1, first, last - first), offsets[start : stop + 1] - first, lengths, dim).nested()
@@ -110,7 +108,7 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
     """The rows in this order, copied once; jagged rows without holes. ``rows`` is int64 and not negative."""
     if not tensor.is_nested:
         return tensor.index_select(0, rows.to(tensor.device))
-    parts = Jagged.of(tensor)
+    parts = Jagged.from_tensor(tensor)
     rows = rows.to(parts.offsets.device)
     lengths, starts = parts.row_lengths()[rows], parts.offsets[rows]
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -213,8 +211,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
 def object_array(cells: Sequence[Any]) -> Array:
     """An object array with one cell per row, for cells of any type.
 
-    ``np.array(cells, dtype=object)`` would make a second dimension from lists of equal length, and an array of pixels
-    from one image per row.
+    ``np.array(cells, dtype=object)`` would make more dimensions from lists or images of equal size.
     """
     return np.fromiter(cells, dtype=object, count=len(cells))
 

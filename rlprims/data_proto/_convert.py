@@ -58,10 +58,8 @@ def to_tensordict(columns: Columns, meta_info: Mapping[Any, Any], device: Any) -
         try:
             result[name] = NonTensorStack(*[NonTensorData(cell) for cell in array])
         except IndexError as error:
-            raise BatchError(
-                f"to_tensordict: the installed tensordict has no object column of zero rows, such as {name!r}; drop it "
-                "with select, or install a newer tensordict"
-            ) from error
+            fix = f"drop {name!r} with select, or install a newer one"
+            raise BatchError(f"to_tensordict: this tensordict has no object column of zero rows; {fix}") from error
     for key, value in meta_info.items():
         result[key] = NonTensorData(value, batch_size=result.batch_size)
     return result
@@ -81,9 +79,8 @@ def to_arrow(columns: Columns) -> Any:
         try:
             table[name] = _arrow_column(arrow, column)
         except (arrow.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise BatchError(
-                f"to_arrow: {name} has no Arrow type: {error}; convert it, or drop it with select"
-            ) from error
+            fix = "convert it, or drop it with select"
+            raise BatchError(f"to_arrow: {name} has no Arrow type: {error}; {fix}") from error
     return arrow.table(table)
 
 

@@ -15,7 +15,6 @@ from rlprims.data_proto._columns import Jagged, batch_of
 
 
 def reduce_ex(data: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
-    """For pickle: the type of the batch and its parts."""
     buffers = protocol.__index__() >= 5
     batch = None
     if data.batch is not None:
@@ -41,7 +40,7 @@ def _split(tensor: Tensor, buffers: bool) -> tuple[Any, ...]:
     """A dense tensor as one entry; a jagged tensor as one entry per component."""
     if not tensor.is_nested:
         return (_flat(tensor, buffers),)
-    return tuple(_flat(part, buffers) if isinstance(part, Tensor) else part for part in Jagged.of(tensor))
+    return tuple(_flat(part, buffers) if isinstance(part, Tensor) else part for part in Jagged.from_tensor(tensor))
 
 
 def _unsplit(parts: tuple[Any, ...]) -> Tensor:

@@ -11,12 +11,10 @@ The manifest alone defines which files are the batch, so replacing the manifest 
 
 JSON holds a Python object exactly or not at all. A value that JSON cannot represent is written as ``{"$kind": ...}``,
 and a dict that looks like that as a list of pairs. Arrays and tensors go to a separate list of tensors, and the JSON
-has their position in it. Reading builds only the kinds that are listed here, so a hostile file can do no more than
-raise an error.
+has their position in it. Reading builds only the kinds that are listed here, so a hostile file can only raise an error.
 """
 
 import base64
-import hashlib
 import importlib
 import json
 import math
@@ -34,6 +32,7 @@ import torch
 from torch import Tensor
 
 from rlprims._extras import hint
+from rlprims._files import flush, sha256
 from rlprims.data_proto._columns import Array, BatchError, Columns, Jagged, batch_of, object_array
 
 _FORMAT, _VERSION, _MANIFEST = "rlprims.data_proto", 2, "manifest.json"
@@ -70,11 +69,11 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
     try:
         safetensors.torch.save_file(_separate(tensors), str(numbers))
         fields.write_text(text, encoding="utf-8")
-        files = {place.name: {"bytes": place.stat().st_size, "sha256": _sha256(place)} for place in (numbers, fields)}
+        files = {place.name: {"bytes": place.stat().st_size, "sha256": sha256(place)} for place in (numbers, fields)}
         about = {"format": _FORMAT, "version": _VERSION, "files": files}
         manifest.write_text(json.dumps(about, indent=2), encoding="utf-8")
         for place in (numbers, fields, manifest, target):
-            _sync(place)
+            flush(place)
         before = _listed(target)
         os.replace(manifest, target / _MANIFEST)
     except BaseException:
@@ -86,7 +85,7 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
                 target.rmdir()
         raise
     for place in (target, target.parent):
-        _sync(place)
+        flush(place)
     # Only these are removed: other files may belong to an unfinished save of another process.
     _remove(*(target / name for name in before))
 
@@ -117,9 +116,7 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         raise BatchError(f"load: {target} is damaged or forged ({type(error).__name__}: {error})") from error
 
 
-def _described(
-    columns: Columns, meta_info: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]
-) -> dict[str, Any]:
+def _described(columns: Columns, meta: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]) -> dict[str, Any]:
     """The content of fields.json. Numbers are appended to the list ``tensors``."""
 
     def entry(name: str, tensor: Tensor) -> dict[str, int]:
@@ -139,7 +136,7 @@ def _described(
         "has_batch": has_batch,
         "batch": [[name, entry(name, tensor)] for name, tensor in columns.tensors.items()],
         "non_tensor_batch": [[name, _encode_array(a, tensors, where)] for name, (a, where) in arrays.items()],
-        "meta_info": {"$dict": [pair(key, value) for key, value in meta_info.items()]},
+        "meta_info": {"$dict": [pair(key, value) for key, value in meta.items()]},
     }
 
 
@@ -195,7 +192,7 @@ def _checked(target: Path) -> list[Path]:
         place = target / name
         if not _is_plain(place):
             raise BatchError(f"{name} is missing or not a plain file; was it copied whole?")
-        found = {"bytes": place.stat().st_size, "sha256": _sha256(place)}
+        found = {"bytes": place.stat().st_size, "sha256": sha256(place)}
         if found != expected:
             raise BatchError(f"{name} has changed since it was written: got {found}, expected {expected}")
         places.append(place)
@@ -221,19 +218,6 @@ def _separate(tensors: list[Tensor]) -> dict[str, Tensor]:
         result[str(number)] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
     return result
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _safetensors() -> Any:

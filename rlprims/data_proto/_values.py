@@ -1,7 +1,7 @@
 """Values of ``meta_info`` and columns: deep copies, equality, and merging the ``meta_info`` of several workers."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlprims.data_proto._columns import Array, BatchError, Jagged, dtype_text, shape_text
+from rlprims.data_proto._columns import Array, Jagged, dtype_text, shape_text
 
 _IMMUTABLE = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
@@ -95,42 +95,3 @@ def _same_arrays(a: Any, b: Any, seen: frozenset[tuple[int, int]]) -> bool:
     if {*map(type, one), *map(type, two)} <= _IMMUTABLE and one == two:
         return True
     return all(same(x, y, seen) for x, y in zip(one, two, strict=True))
-
-
-def merged(metas: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
-    """The ``meta_info`` of several workers, merged.
-
-    ``metrics`` (a dict, or a list of dicts, or None, per worker) becomes a dict of lists, in the order of the workers;
-    a metric may be missing for some workers. Every other key must have equal values in all workers that have it.
-    """
-    result: dict[Any, Any] = {}
-    reports: list[dict[Any, Any]] = []
-    for position, meta in enumerate(metas):
-        for key, value in meta.items():
-            if key == "metrics":
-                reports.extend(_reports(value, position))
-            elif key not in result:
-                result[key] = copied(value)
-            elif not same(result[key], value):
-                raise BatchError(
-                    f"concat: meta_info[{key!r}] is {result[key]!r} in an earlier part and {value!r} in part "
-                    f"{position}; make them equal, drop the key, or put values that differ per worker in "
-                    "meta_info['metrics']"
-                )
-    if reports:
-        lists = result["metrics"] = {}
-        for report in reports:
-            for name, value in report.items():
-                # A list comes from an earlier concat. Extending it gives for nested concats the same as for one concat.
-                lists.setdefault(name, []).extend(copied(value if isinstance(value, list) else [value]))
-    return result
-
-
-def _reports(value: Any, position: int) -> list[dict[Any, Any]]:
-    reports = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(report, dict) for report in reports):
-        raise BatchError(
-            f"concat: meta_info['metrics'] of part {position} is {value!r}, expected a dict of name to value, a "
-            "list of such dicts, or None"
-        )
-    return reports

@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.diagnostics._tokens import check_like_mask, token_max, token_mean, token_share, weights
+from rlprims.diagnostics._tokens import check_like_mask, mean_over_tokens, token_max, token_share, weight_stats
 from rlprims.kernels import are_readable
 from rlprims.layout import sequence_lengths, sequence_sum
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_at_least, check_tokens, zero_outside
 from rlprims.ratios import clamp_log_ratio, estimate_kl, log_ratio
 from rlprims.types import CuSeqlens, Metrics, PerToken, TokenMask, Versions
 
 
 @described
-def policy_update(
+def ratio_stats(
     log_probs: PerToken,
     old_log_probs: PerToken,
     advantages: PerToken,
@@ -30,21 +30,19 @@ def policy_update(
     ``outside_fraction_low`` (below, A > 0) and ``outside_fraction_high`` (above, A < 0) keep their gradient: it moves
     the ratio back into the bounds. Log-ratios are clamped to ±20, as in the losses.
 
-    Args:
-        clip_low, clip_high: bounds of the loss, as distances of the ratio from 1; None: no shares.
-
     >>> import torch
     >>> m = torch.tensor([[True, True]])
     >>> new, old, a = torch.tensor([[0.5, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2)
-    >>> metrics = policy_update(new, old, a, m, clip_low=0.2, clip_high=0.2)
+    >>> metrics = ratio_stats(new, old, a, m, clip_low=0.2, clip_high=0.2)
     >>> metrics["clip_fraction_high"].value()
     tensor(0.5000)
     """
     check_like_mask(response_mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_at_least(0, inf=True, clip_low=clip_low, clip_high=clip_high)
     log_ratios = log_ratio(log_probs.detach(), old_log_probs, response_mask)
     ratio = log_ratios.exp()
     metrics: Metrics = {
-        "approx_kl": token_mean(estimate_kl(-log_ratios, "k3"), response_mask),
+        "approx_kl": mean_over_tokens(estimate_kl(-log_ratios, "k3"), response_mask),
         "ratio_max": token_max(ratio, response_mask),
     }
     if clip_low is None or clip_high is None:
@@ -73,9 +71,9 @@ def divergences(log_probs: PerToken, ref_log_probs: PerToken, response_mask: Tok
     check_like_mask(response_mask, log_probs=log_probs, ref_log_probs=ref_log_probs)
     d = zero_outside(log_probs, response_mask) - zero_outside(ref_log_probs, response_mask)
     return {
-        "kl_k1": token_mean(estimate_kl(d, "k1"), response_mask),
-        "kl_k2": token_mean(estimate_kl(d, "k2"), response_mask),
-        "kl_k3": token_mean(estimate_kl(d, "k3"), response_mask),
+        "kl_k1": mean_over_tokens(estimate_kl(d, "k1"), response_mask),
+        "kl_k2": mean_over_tokens(estimate_kl(d, "k2"), response_mask),
+        "kl_k3": mean_over_tokens(estimate_kl(d, "k3"), response_mask),
     }
 
 
@@ -88,9 +86,9 @@ def sampler_mismatch(
     - ``mismatch_max``: the largest |difference| of log-probs in nats, clamped at 20.
     - ``mismatch_k1``, ``mismatch_k3``: estimates of KL(sampler ‖ trainer); k3 with differences clamped to ±20.
     - ``mismatch_probability``: the mean |difference| of the probabilities.
-    - ``mismatch_ess``, ``mismatch_chi2``: effective share and χ² of :func:`weights` for the ratios trainer / sampler of
-      tokens; ``mismatch_ess_sequence``, ``mismatch_chi2_sequence``: for the products of the ratios over each response.
-      Log-ratios are clamped to ±20.
+    - ``mismatch_ess``, ``mismatch_chi2``: effective share and χ² of :func:`weight_stats` for the ratios trainer /
+      sampler of tokens; ``mismatch_ess_sequence``, ``mismatch_chi2_sequence``: for the products of the ratios over each
+      response. Log-ratios are clamped to ±20.
     """
     check_tokens(response_mask, cu_seqlens, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
     trainer = zero_outside(old_log_probs.detach(), response_mask)
@@ -98,13 +96,13 @@ def sampler_mismatch(
     difference = trainer - sampler
     log_ratios = clamp_log_ratio(difference)
     sequence_log_ratios = clamp_log_ratio(sequence_sum(difference, response_mask, cu_seqlens))
-    token_weights = weights(log_ratios.exp(), response_mask)
-    sequence_weights = weights(sequence_log_ratios.exp(), sequence_lengths(response_mask, cu_seqlens) > 0)
+    token_weights = weight_stats(log_ratios.exp(), response_mask)
+    sequence_weights = weight_stats(sequence_log_ratios.exp(), sequence_lengths(response_mask, cu_seqlens) > 0)
     return {
         "mismatch_max": token_max(log_ratios.abs(), response_mask),
-        "mismatch_k1": token_mean(-difference, response_mask),
-        "mismatch_k3": token_mean(estimate_kl(-difference, "k3"), response_mask),
-        "mismatch_probability": token_mean((trainer.exp() - sampler.exp()).abs(), response_mask),
+        "mismatch_k1": mean_over_tokens(-difference, response_mask),
+        "mismatch_k3": mean_over_tokens(estimate_kl(-difference, "k3"), response_mask),
+        "mismatch_probability": mean_over_tokens((trainer.exp() - sampler.exp()).abs(), response_mask),
         "mismatch_ess": token_weights["weight_ess"],
         "mismatch_chi2": token_weights["weight_chi2"],
         "mismatch_ess_sequence": sequence_weights["weight_ess"],
@@ -116,9 +114,8 @@ def sampler_mismatch(
 def staleness(versions: Versions, current_version: int | Tensor, response_mask: TokenMask) -> Metrics:
     """The age of the weights that drew each valid token, in updates: current_version − version.
 
-    ``staleness``: the mean; ``staleness_max``; ``stale_fraction``: the share of tokens that older weights drew. The
-    mean is over tokens, as in verl since its pull request 7569: a response that was drawn during several updates has
-    several versions, and a mean over responses would give short and long ones the same weight.
+    ``staleness``: the mean over tokens, as in verl since its pull request 7569; ``staleness_max``; ``stale_fraction``:
+    the share of tokens that older weights drew. A response may have tokens of several versions.
 
     Args:
         versions: the version of the weights that drew the token.
@@ -135,38 +132,35 @@ def staleness(versions: Versions, current_version: int | Tensor, response_mask: 
     age = torch.where(response_mask, current_version - versions, 0)
     if are_readable(age) and (age < 0).any():
         newest = int(torch.where(response_mask, versions, 0).amax())
-        raise ValueError(
-            f"current_version={int(current_version)}, expected at least {newest}, the newest version of a valid token"
-        )
+        raise ValueError(f"current_version={int(current_version)}, expected at least {newest}, the newest version")
     return {
-        "staleness": token_mean(age, response_mask),
+        "staleness": mean_over_tokens(age, response_mask),
         "staleness_max": token_max(age, response_mask),
         "stale_fraction": token_share(age > 0, response_mask),
     }
 
 
 @described
-def kept_mass(log_probs: PerToken, whole_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
+def support_mass(log_probs: PerToken, whole_log_probs: PerToken, response_mask: TokenMask) -> Metrics:
     """The probability mass of the kept sets under the policy: S = Σ_{v∈K} π_v = π(a) / π_K(a), for any a in K.
 
-    ``kept_mass``: mean of S, 1 without truncation; it falls as the policy moves to tokens that were not kept.
-    ``outside_kept``: share of tokens that are not in their own set, which must be 0; they are not in the mean.
-
-    Source: S is the bias of a trainer that does not use the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+    ``support_mass``: mean of S, 1 without truncation; it falls as the policy moves to tokens that were not kept. It is
+    the bias of a trainer that does not use the sets (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+    ``outside_support``: share of tokens that are not in their own set, which must be 0; they are not in the mean.
 
     Args:
         log_probs: within the kept sets: ``logprobs.from_logits(logits, token_ids, kept)``.
         whole_log_probs: like log_probs, of the whole vocabulary: ``logprobs.from_logits(logits, token_ids)``.
 
     >>> import torch
-    >>> metrics = kept_mass(torch.tensor([[0.5]]).log(), torch.tensor([[0.4]]).log(), torch.tensor([[True]]))
-    >>> metrics["kept_mass"].value()
+    >>> metrics = support_mass(torch.tensor([[0.5]]).log(), torch.tensor([[0.4]]).log(), torch.tensor([[True]]))
+    >>> metrics["support_mass"].value()
     tensor(0.8000)
     """
     check_like_mask(response_mask, log_probs=log_probs, whole_log_probs=whole_log_probs)
     inside = response_mask & (log_probs > -torch.inf)
     log_mass = zero_outside(whole_log_probs.detach(), inside) - zero_outside(log_probs.detach(), inside)
     return {
-        "kept_mass": token_mean(log_mass.exp(), inside),
-        "outside_kept": token_share(~inside, response_mask),
+        "support_mass": mean_over_tokens(log_mass.exp(), inside),
+        "outside_support": token_share(~inside, response_mask),
     }

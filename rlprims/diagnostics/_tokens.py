@@ -10,26 +10,16 @@ from torch.nn.functional import pad
 from rlprims._described import described
 from rlprims.layout import sequence_lengths
 from rlprims.masking import check_tokens, zero_outside
-from rlprims.types import (
-    CuSeqlens,
-    EffectiveShare,
-    ExplainedVariance,
-    Max,
-    Mean,
-    Metrics,
-    Moments,
-    PerToken,
-    TokenMask,
-)
+from rlprims.types import CuSeqlens, EffectiveShare, ExplainedVariance, Max, Mean, Metrics, Moments, PerToken, TokenMask
 
 Kind = TypeVar("Kind", bound=Moments)
 
 
 @described
-def token_mean(x: PerToken, response_mask: TokenMask) -> Mean:
+def mean_over_tokens(x: PerToken, response_mask: TokenMask) -> Mean:
     """Mean over the valid tokens, as a metric: for example of entropies or values.
 
-    >>> token_mean(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
+    >>> mean_over_tokens(torch.tensor([[1.0, 9.0]]), torch.tensor([[True, False]])).value()
     tensor(1.)
     """
     check_like_mask(response_mask, x=x)
@@ -68,8 +58,8 @@ def nonfinite(x: PerToken, response_mask: TokenMask) -> Mean:
 def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> Metrics:
     """The share of valid tokens that each cause rejects, and the share that any cause rejects.
 
-    ``rejected_<cause>``: the share that this cause rejects; a token may have several causes. ``rejected``: the share
-    that any cause rejects. ``rejected_sequences``: the share of responses without a token left.
+    ``rejected_<cause>``: the share that this cause rejects; a token may have several causes. ``rejected_sequences``:
+    the share of responses without a token left.
 
     Args:
         kept: a mask for each cause, False where the cause rejects a token: for a correction ``weights.values > 0``.
@@ -96,7 +86,7 @@ def rejections(kept: Mapping[str, TokenMask], response_mask: TokenMask, cu_seqle
 
 
 @described
-def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
+def weight_stats(importance_weights: Tensor, mask: Tensor) -> Metrics:
     """The effective size of a batch under importance weights: per token with its mask, or per sequence with a row mask.
 
     ``weight_mean``, 1 in expectation if they are a plain ratio; ``weight_max``; ``weight_ess``: (Σw)² / (n Σw²), the
@@ -107,24 +97,22 @@ def weights(importance_weights: Tensor, mask: Tensor) -> Metrics:
         mask: bool (B, T) or (N,) of tokens, or (B,) of sequences.
 
     >>> w = torch.tensor([[2.0, 0.0, 9.0]])
-    >>> {name: float(m.value()) for name, m in weights(w, torch.tensor([[True, True, False]])).items()}
+    >>> {name: float(m.value()) for name, m in weight_stats(w, torch.tensor([[True, True, False]])).items()}
     {'weight_mean': 1.0, 'weight_max': 2.0, 'weight_ess': 0.5, 'weight_chi2': 1.0}
     """
     check_like_mask(mask, "mask", importance_weights=importance_weights)
     w = zero_outside(importance_weights.detach(), mask)
     return {
-        "weight_mean": token_mean(w, mask),
+        "weight_mean": mean_over_tokens(w, mask),
         "weight_max": token_max(w, mask),
         "weight_ess": moments(EffectiveShare, mask, w),
-        "weight_chi2": token_mean(w.square() - 1, mask),
+        "weight_chi2": mean_over_tokens(w.square() - 1, mask),
     }
 
 
 @described
 def explained_variance(values: PerToken, returns: PerToken, response_mask: TokenMask) -> ExplainedVariance:
     """1 − Var(R − V) / Var(R) over the valid tokens: 1 for a perfect critic, 0 if it is no better than a constant.
-
-    It is 0 if R is constant.
 
     >>> r = torch.tensor([[1.0, 3.0]])
     >>> explained_variance(r, r, torch.tensor([[True, True]])).value()
@@ -139,18 +127,16 @@ def check_like_mask(mask: TokenMask, mask_name: str = "response_mask", **tensors
     """Raise ``ValueError`` unless the mask is bool and every named tensor has its shape."""
     if mask.dtype is not torch.bool:
         raise ValueError(f"{mask_name} has dtype {mask.dtype}, expected torch.bool: pass {mask_name}.bool()")
+    shape = tuple(mask.shape)
     for name, tensor in tensors.items():
         if tensor.shape != mask.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, {mask_name} has {tuple(mask.shape)}: expected equal shapes"
-            )
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, {mask_name} has {shape}: expected equal shapes")
 
 
 def moments(kind: type[Kind], mask: Tensor, *columns: Tensor) -> Kind:
     """Count, means and scatter of the valid samples: one column for each of the K numbers, all shaped like the mask.
 
-    The column's smallest number is subtracted first, so that a constant column has a scatter of exactly 0. Otherwise
-    rounding would matter: the mean of seven 0.1 is not 0.1, and the quotient of two rounding errors can be any number.
+    The column's smallest number is subtracted first, so that a constant column has a scatter of exactly 0.
     """
     x = torch.stack([zero_outside(column.detach(), mask).flatten() for column in columns])
     valid = mask.flatten()

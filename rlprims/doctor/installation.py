@@ -3,14 +3,13 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlprims._extras import hint
 from rlprims.reports.terminal import make_table
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """The result of one check: a row of the table."""
 
     what: str
@@ -41,27 +40,14 @@ _BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """Packages that vLLM's CPU build installs. They are linked against CUDA, so transformers cannot be imported."""
 
 
-def run_checks(model: str | None = None) -> list[Finding]:
-    """Run every check. If a model is given, check its end tokens, too.
-
-    Raises:
-        ValueError: the model cannot be found.
-    """
-    checks: list[Callable[[], Finding]] = [
-        *(
-            lambda name=name, purpose=purpose, remedy=remedy: _package(name, purpose, remedy)
-            for name, purpose, remedy in _PACKAGES
-        ),
-        _accelerator,
-        _foreign_packages,
-        _ranks,
-        _sleep,
-        _memory,
-    ]
-    return [check() for check in checks] + ([] if model is None else [check_end_tokens(model)])
+def run_checks(model: str | None = None) -> list[Diagnosis]:
+    """Run every check. If a model is given, check its end tokens, too."""
+    machine = (_accelerator, _foreign_packages, _memory)
+    found = [*(_package(*package) for package in _PACKAGES), *(check() for check in machine)]
+    return found + ([] if model is None else [check_end_tokens(model)])
 
 
-def table(findings: list[Finding], title: str = "rlprims doctor") -> Any:
+def table(findings: list[Diagnosis], title: str = "rlprims doctor") -> Any:
     """Return the findings as a table for the terminal."""
     rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.remedy) for f in findings]
     styles = {"ok": "green", "no": "yellow"}
@@ -84,36 +70,28 @@ def kernel_table() -> Any:
                 rows.append(("-", name, module, device, "", "", "", "off", reason))
                 continue
             found = check.compare(name, module, torch.device(device))
-            enabled = is_enabled(module)
-            rows.append(
-                (
-                    "ok" if found.difference <= check.TOLERANCE else "differs",
-                    name,
-                    module,
-                    device,
-                    f"{found.difference:.1e}",
-                    f"{1e3 * found.formula_seconds:.2f}",
-                    f"{1e3 * found.kernel_seconds:.2f}",
-                    "on" if enabled else "off",
-                    "off: RLPRIMS_KERNELS=0, or a list without it" if enabled else f"on: RLPRIMS_KERNELS={module}",
-                )
-            )
+            verdict = "ok" if found.difference <= check.TOLERANCE else "differs"
+            now, change = "off", f"on: RLPRIMS_KERNELS={module}"
+            if is_enabled(module):
+                now, change = "on", "off: RLPRIMS_KERNELS=0, or a list without it"
+            times = [f"{1e3 * seconds:.2f}" for seconds in (found.formula_seconds, found.kernel_seconds)]
+            rows.append((verdict, name, module, device, f"{found.difference:.1e}", *times, now, change))
     styles = {"ok": "green", "differs": "red", "-": "dim"}
     return make_table(columns, rows, title="rlprims doctor --kernels", styles=styles)
 
 
-def _package(name: str, purpose: str, remedy: str) -> Finding:
+def _package(name: str, purpose: str, remedy: str) -> Diagnosis:
     what = f"{name} ({purpose})"
     if importlib.util.find_spec(name) is None:
-        return Finding(what, False, "not installed", remedy)
+        return Diagnosis(what, False, "not installed", remedy)
     try:
         module = importlib.import_module(name)
     except Exception as error:  # an import can raise any error
-        return Finding(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", remedy)
-    return Finding(what, True, str(getattr(module, "__version__", "installed")), remedy)
+        return Diagnosis(what, False, f"import fails: {type(error).__name__}: {str(error).splitlines()[0]}", remedy)
+    return Diagnosis(what, True, str(getattr(module, "__version__", "installed")), remedy)
 
 
-def check_end_tokens(model: str) -> Finding:
+def check_end_tokens(model: str) -> Diagnosis:
     """Check whether tokenizer, chat template and generation config of a model use the same end token."""
     from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
 
@@ -121,51 +99,27 @@ def check_end_tokens(model: str) -> Finding:
     wrong = end_token_mismatch(tokenizer, ids)
     agreed = ", ".join(map(str, tokenizer.convert_ids_to_tokens(ids)))
     remedy = "set eos_token in tokenizer_config.json and eos_token_id in generation_config.json to what ends a message"
-    return Finding(f"{model}: the end of a response", wrong is None, wrong or agreed, remedy)
+    return Diagnosis(f"{model}: the end of a response", wrong is None, wrong or agreed, remedy)
 
 
-def _accelerator() -> Finding:
+def _accelerator() -> Diagnosis:
     import torch
 
     if torch.cuda.is_available():
         found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}; rlprims itself is untried on GPUs"
-        return Finding("accelerator", True, found, "")
-    return Finding("accelerator", True, f"none: everything runs on {os.cpu_count()} CPUs", "")
+        return Diagnosis("accelerator", True, found, "")
+    return Diagnosis("accelerator", True, f"none: everything runs on {os.cpu_count()} CPUs", "")
 
 
-def _foreign_packages() -> Finding:
+def _foreign_packages() -> Diagnosis:
     import torch
 
     present = [name for name in _BREAKS_CPU_TORCH if importlib.util.find_spec(name) is not None]
-    harmful = bool(present) and torch.version.cuda is None
-    return Finding(
-        "no CUDA-linked extras beside CPU torch",
-        not harmful,
-        ", ".join(present) or "none",
-        f"pip uninstall -y {' '.join(present)}",
-    )
+    harmful, remedy = bool(present) and torch.version.cuda is None, f"pip uninstall -y {' '.join(present)}"
+    return Diagnosis("no CUDA-linked extras beside CPU torch", not harmful, ", ".join(present) or "none", remedy)
 
 
-def _ranks() -> Finding:
-    import torch.distributed as dist
-
-    found = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
-    return Finding(
-        "torch.distributed (training ranks)", bool(found), ", ".join(found) or "no backend", "pip install torch"
-    )
-
-
-def _sleep() -> Finding:
-    import torch
-
-    frees = torch.cuda.is_available()
-    found = "frees the device's memory" if frees else "accepted, and without effect on a CPU"
-    return Finding("sleep of engines (ray.colocate)", True, found, "")
-
-
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    enough = free > 2
-    return Finding(
-        "memory", enough, f"{free:.1f} GiB free", "a rank takes 0.5 GiB and an engine 0.8 GiB before the model"
-    )
+    remedy = "a rank takes 0.5 GiB and an engine 0.8 GiB before the model"
+    return Diagnosis("memory", free > 2, f"{free:.1f} GiB free", remedy)

@@ -1,21 +1,24 @@
-"""A file of rows before a run: its layout, columns, lengths, doubles and bad rows, and the same rows in our fields."""
+"""The rows of a file, or of a run's settings: layout, columns, lengths, doubles, bad rows; and in our fields."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from rlprims.fit.config import FitDataConfig
+from rlprims.fit.config import FitConfig, FitDataConfig
 from rlprims.fit.rows import Reader as StoredReader
 from rlprims.reports._visible import visible
 from rlprims.reports.terminal import make_table
+from rlprims.runs.config import load_as, read_yaml
 from rlprims.runs.end_tokens import load_end_tokens
 from rlprims.runs.layouts import MISSING, Fields, Use, as_messages, fields_of, layout_of, value_at
 from rlprims.runs.rows import BadRows, RowsConfig, read_rows
-from rlprims.trainer.data import DataConfig, Reader
+from rlprims.trainer.config import Config
+from rlprims.trainer.data import DataConfig, Reader, source_of
+from rlprims.trainer.scoring.rewards import answer_check
 from rlprims.turns.tokens import checked_tools, shown
 
 _NEEDED: dict[Use, tuple[str, ...]] = {
@@ -26,12 +29,28 @@ _NEEDED: dict[Use, tuple[str, ...]] = {
 _AS_THEY_ARE = ("answer", "source", "tools", "system")
 _SAMPLES, _BARS, _WIDTH = 3, 8, 40
 
+Check: TypeAlias = Callable[[Any, str, Mapping[str, Any]], None]
+
+
+class Rows(NamedTuple):
+    """A file of rows, and how they are read."""
+
+    path: Path
+    config: DataConfig | FitDataConfig
+    use: Use
+    model: str | None = None
+    """The model whose tokens they become."""
+    check: Check = lambda answer, source, fields: None
+    """Raises a ValueError for an answer that cannot be scored."""
+
 
 class Tokens(NamedTuple):
     """The tokens of a row, and which of them are learned."""
 
     ids: list[int]
     learned: list[bool]
+    rejected: Sequence[int] = ()
+    """Of a pair: the tokens of the worse response."""
 
 
 class Survey(NamedTuple):
@@ -57,19 +76,28 @@ def use_of(row: Mapping[str, Any]) -> Use:
     return "demonstrations" if layout_of(row, "demonstrations") or {"prompt", "response"} <= row.keys() else "prompts"
 
 
-def config_for(path: Path, use: Use, layout: str | None, template: str) -> DataConfig | FitDataConfig:
-    """Settings with our names of fields."""
+def of_run(path: Path, overrides: Sequence[str] = ()) -> Rows:
+    """The training rows of a run's settings, with the check of its verifier."""
+    settings = read_yaml(path)
+    if "loss" in settings and "algorithm" not in settings:
+        fit = load_as(FitConfig, path, overrides)
+        use: Use = "demonstrations" if fit.kind == "demonstrations" else "pairs"
+        return Rows(fit.data.train, fit.data.model_copy(update={"on_bad_row": "skip"}), use, fit.model.path)
+    run = load_as(Config, path, overrides)
+    data = run.data.model_copy(update={"on_bad_row": "skip"})
+    return Rows(data.train, data, "prompts", run.model.path, answer_check(run))
+
+
+def of_file(path: Path, use: Use | None, layout: str | None, template: str, model: str | None) -> Rows:
+    """The rows of a file, with our names of fields; ``use`` None: by the first row."""
+    use = use or use_of(first_row(path))
     how: dict[str, Any] = {"train": path, "on_bad_row": "skip", "layout": layout}
     how |= {"template": "chat"} if template == "chat" else {}
-    return DataConfig(**how) if use == "prompts" else FitDataConfig(**how)
+    return Rows(path, DataConfig(**how) if use == "prompts" else FitDataConfig(**how), use, model)
 
 
 def first_row(path: Path) -> dict[str, Any]:
-    """The first row that can be read.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The first row that can be read."""
     bad = BadRows(path)
     for _, row in read_rows(path, bad):
         return row
@@ -86,11 +114,7 @@ def fields_in(config: RowsConfig, use: Use, row: Mapping[str, Any]) -> Fields:
 
 
 def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any]:
-    """The row in our fields, as settings by default read it; other fields stay.
-
-    Raises:
-        ValueError: a field is missing.
-    """
+    """The row in our fields, as settings by default read it; other fields stay."""
     found = {name: value_at(row, path) for name, path in fields.paths.items()}
     found = {
         name: value if name in _AS_THEY_ARE else as_messages(value, fields.layout)
@@ -113,8 +137,9 @@ def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any
     return {**{name: value for name, value in row.items() if name not in used}, **named}
 
 
-def convert(path: Path, to: Path, config: RowsConfig, use: Use) -> tuple[int, BadRows]:
+def convert(rows: Rows, to: Path) -> tuple[int, BadRows]:
     """Write the rows of a file as JSON lines in our fields; returns their number, and those that were left out."""
+    path, config, use = rows[:3]
     bad, count, fields = BadRows(path, "skip"), 0, fields_in(config, use, first_row(path))
     with to.open("x", encoding="ascii") as file:
         for place, row in read_rows(path, bad):
@@ -128,50 +153,59 @@ def convert(path: Path, to: Path, config: RowsConfig, use: Use) -> tuple[int, Ba
     return count, bad
 
 
-def tokenizing(
-    config: RowsConfig, use: Use, model: str, first: Mapping[str, Any]
-) -> tuple[Any, Callable[[Any], Tokens]]:
+def tokenizing(rows: Rows) -> tuple[Any, Callable[[Any], Tokens]]:
     """The tokenizer of a model, and a function of a row that returns its tokens, as a run would have them."""
-    tokenizer, ends = load_end_tokens(model)
+    path, config, use, model, check = rows
+    tokenizer, ends = load_end_tokens(str(model))
+    first = first_row(path)
     if isinstance(config, DataConfig):
-        prompts = Reader(config, tokenizer, first, lambda answer, source, fields: None)
+        prompts, limit = Reader(config, tokenizer, first, check), config.max_prompt_length
 
         def of_prompt(row: dict[str, Any]) -> Tokens:
-            ids = prompts.example(row, "").prompt_ids
-            return Tokens(ids, [False] * len(ids))
+            ids = prompts.example(row, source_of(path)).prompt_ids
+            return Tokens(_within(limit, ids), [False] * len(ids))
 
         return tokenizer, of_prompt
-    assert isinstance(config, FitDataConfig)
     stored = StoredReader(config, use, tokenizer, ends or [tokenizer.eos_token_id], 2**31)  # type: ignore[arg-type]
     stored.see(first)
 
     def of_stored(row: dict[str, Any]) -> Tokens:
-        prompt_ids, (response, *_), _ = stored.row(row)
-        return Tokens([*prompt_ids, *response.ids], [False] * len(prompt_ids) + response.learned)
+        prompt_ids, (response, *others), _ = stored.row(row)
+        ids = [*_within(config.max_prompt_length, prompt_ids), *response.ids]
+        return Tokens(ids, [False] * len(prompt_ids) + response.learned, [token for r in others for token in r.ids])
 
     return tokenizer, of_stored
 
 
-def survey(path: Path, config: RowsConfig, use: Use, tokens: Callable[[Any], Tokens] | None = None) -> Survey:
+def _within(limit: int | None, prompt_ids: list[int]) -> list[int]:
+    if limit is not None and len(prompt_ids) > limit:
+        raise ValueError(f"the prompt is too long: {len(prompt_ids)} tokens, data.max_prompt_length is {limit}")
+    return prompt_ids
+
+
+def survey(asked: Rows, tokens: Callable[[Any], Tokens] | None = None) -> Survey:
     """Read a file once; with ``tokens`` as :func:`tokenizing` returns it."""
+    path, config, use = asked[:3]
     bad, columns, contents = BadRows(path, "skip"), dict[str, tuple[int, str]](), Counter[str]()
     lengths, samples = list[int](), list[Tokens | dict[str, Any]]()
     rows, fields = 0, fields_in(config, use, first_row(path))
+    plays = isinstance(config, DataConfig) and config.environment is not None
     for place, row in read_rows(path, bad):
         rows += 1
         for name, value in row.items():
-            count, example = columns.get(name, (0, shown(value)))
+            count, example = columns.get(name, (0, shown(value, _WIDTH)))
             columns[name] = count + 1, example
         try:
-            ours = converted(row, fields, use)
-            found: Tokens | dict[str, Any] = ours if tokens is None else tokens(row)
+            as_tokens = None if tokens is None else tokens(row)
+            ours = row if plays else converted(row, fields, use)
         except ValueError as error:
             bad.add(place, error)
             continue
-        content = json.dumps([ours.get(name) for name in ("messages", *_NEEDED[use])], default=str, sort_keys=True)
+        own = row if plays else [ours.get(name) for name in ("messages", *_NEEDED[use])]
+        content = json.dumps(own, default=str, sort_keys=True)
         contents[content] += 1
-        lengths.append(len(content) if isinstance(found, dict) else len(found.ids))
-        samples += [found] if len(samples) < _SAMPLES else []
+        lengths.append(len(as_tokens.ids) if as_tokens and as_tokens.ids else len(content))
+        samples += [as_tokens if as_tokens and as_tokens.ids else ours] if len(samples) < _SAMPLES else []
     return Survey(rows, columns, lengths, contents, samples, bad, fields)
 
 
@@ -181,16 +215,16 @@ def show(found: Survey, path: Path, console: Any, tokenizer: Any = None) -> None
     layout = ", ".join(f"{name} in {place}" for name, place in has)
     name = f"layout {found.fields.layout}: " if found.fields.layout else ""
     console.print(f"{path}: {found.rows} rows; {name}{layout}", highlight=False, soft_wrap=True)
-    table = [(visible(name), str(count), visible(value)[:_WIDTH]) for name, (count, value) in found.columns.items()]
+    table = [(visible(name), str(count), visible(value)) for name, (count, value) in found.columns.items()]
     console.print(make_table(("column", "rows", "first value"), table))
     for number, sample in enumerate(found.samples, 1):
-        console.print(f"row {number}", style="bold")
+        console.print(f"row {number}", style="bold", highlight=False)
         if isinstance(sample, dict):
             for name, value in sample.items():
                 console.print(f"  {visible(name)}: {visible(shown(value))}", highlight=False, soft_wrap=True)
         else:
             _show_tokens(sample, console, tokenizer)
-    unit = "characters of JSON" if tokenizer is None else "tokens"
+    unit = "tokens" if isinstance(next(iter(found.samples), None), Tokens) else "characters of JSON"
     console.print(f"lengths in {unit}", style="bold")
     for line in histogram(found.lengths):
         console.print(line, highlight=False)
@@ -208,6 +242,8 @@ def _show_tokens(tokens: Tokens, console: Any, tokenizer: Any) -> None:
     for learned, part in groupby(pairs, key=lambda pair: pair[1]):
         words = visible(tokenizer.decode([token for token, _ in part]))
         text.append((words if coloured or not learned else f"⟦{words}⟧", "green" if learned else "dim"))
+    if tokens.rejected:
+        text.append((f"\nrejected: {visible(tokenizer.decode(list(tokens.rejected)))}", "red"))
     with suppress(ModuleNotFoundError):
         from rich.text import Text
 

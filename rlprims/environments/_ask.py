@@ -18,16 +18,11 @@ class Asker:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.left = seconds
+        self.seconds = self.left = seconds
         self._jobs: SimpleQueue[_Job | None] | None = None
 
     async def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """The result of the call.
-
-        Raises:
-            TimeoutError: all calls together took longer than the limit.
-            Exception: the exception of the call.
-        """
+        """The result of the call."""
         start = time.monotonic()
         task = asyncio.ensure_future(self._call(fn, args))
         try:

@@ -10,24 +10,24 @@ from rlprims.masking import check_choice
 CallStyle: TypeAlias = Literal["json", "xml", "tags"]
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """One call of a tool."""
 
     name: str
     arguments: dict[str, Any]
 
 
-class Calls(NamedTuple):
+class ParsedCalls(NamedTuple):
     """The result of :func:`parse_calls`."""
 
     content: str
     """The text without the calls."""
-    calls: list[Call]
+    calls: list[ToolCall]
     malformed: list[str]
     """The error of each call that could not be parsed."""
 
 
-def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = ()) -> Calls:
+def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = ()) -> ParsedCalls:
     """The calls in a text.
 
     - ``json`` (Hermes, Qwen): ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``.
@@ -45,13 +45,13 @@ def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = 
         tools: tools from :func:`tool`, or schemas; ``tags`` needs them.
 
     >>> parse_calls('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-    Calls(content='Let me see.', calls=[Call(name='add', arguments={'a': 1})], malformed=[])
+    ParsedCalls(content='Let me see.', calls=[ToolCall(name='add', arguments={'a': 1})], malformed=[])
     >>> parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}').malformed
     ['<tool_call> is not closed: expected </tool_call>']
     """
     check_choice("style", style, CallStyle)
     parameters = {s["function"]["name"]: list(s["function"]["parameters"]["properties"]) for s in schemas_of(tools)}
-    content, calls, malformed = list[str](), list[Call](), list[str]()
+    content, calls, malformed = list[str](), list[ToolCall](), list[str]()
     for tag, inside in _elements(text, list(parameters) if style == "tags" else ["tool_call"]):
         if tag is None:
             content.append(inside or "")
@@ -62,10 +62,10 @@ def parse_calls(text: str, style: CallStyle = "json", *, tools: Sequence[Any] = 
             if style == "json":
                 calls.append(_json_call(inside))
             else:
-                calls.append(_xml_call(inside) if style == "xml" else Call(tag, _tagged(inside, parameters[tag])))
+                calls.append(_xml_call(inside) if style == "xml" else ToolCall(tag, _tagged(inside, parameters[tag])))
         except (ValueError, RecursionError) as error:  # RecursionError: JSON that is nested too deeply
             malformed.append(str(error))
-    return Calls("".join(content).strip(), calls, malformed)
+    return ParsedCalls("".join(content).strip(), calls, malformed)
 
 
 def _elements(text: str, tags: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
@@ -87,7 +87,7 @@ def _elements(text: str, tags: Sequence[str]) -> Iterator[tuple[str | None, str 
     yield None, text[begin:]
 
 
-def _json_call(text: str) -> Call:
+def _json_call(text: str) -> ToolCall:
     value = _json.loads(text, constants=False)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('expected an object with a name, {"name": ..., "arguments": {...}}')
@@ -95,10 +95,10 @@ def _json_call(text: str) -> Call:
     arguments = _json.loads(arguments, constants=False) if isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict):
         raise ValueError(f"arguments of {value['name']!r}: expected an object, got {type(arguments).__name__}")
-    return Call(value["name"], arguments)
+    return ToolCall(value["name"], arguments)
 
 
-def _xml_call(text: str) -> Call:
+def _xml_call(text: str) -> ToolCall:
     name, rest = _named(text.strip(), "function")
     arguments, rest = dict[str, Any](), rest.removesuffix("</function>").strip()
     while rest:
@@ -110,7 +110,7 @@ def _xml_call(text: str) -> Call:
         rest = rest.strip()
     if not text.strip().endswith("</function>"):
         raise ValueError(f"<function={name}> is not closed: expected </function>")
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
 def _named(text: str, tag: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ Message: TypeAlias = Mapping[str, Any]
 a list of ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``; ``malformed_calls``, a list of the
 errors of calls that could not be parsed; and ``finish``, the reason why sampling ended."""
 
-Start: TypeAlias = Sequence[Message] | tuple[Sequence[Message], Sequence[Any]]
+FirstMessages: TypeAlias = Sequence[Message] | tuple[Sequence[Message], Sequence[Any]]
 """The first messages; or the first messages and the tools, from :func:`tool` or as schemas for chat templates."""
 
 
@@ -39,11 +39,10 @@ class Environment(Protocol):
     """One episode. It takes and returns messages; the driver converts them to tokens. Both methods may be ``async``.
 
     A plain ``def`` runs in a separate thread, one for each episode, so it may block. An ``async def`` shares its thread
-    with other episodes, so it must not block. ``close()``, if it exists, is called at the end of every episode, also
-    after an error.
+    with other episodes, so it must not block. ``close()``, if it exists, is called after every episode, failed or not.
     """
 
-    def reset(self) -> Start | Awaitable[Start]:
+    def reset(self) -> FirstMessages | Awaitable[FirstMessages]:
         """The first messages, and the tools if there are any."""
         ...
 
@@ -67,7 +66,7 @@ class Completion:
     """For each token the ids that top-k, top-p or min-p kept."""
 
 
-class Sample(Protocol):
+class Sampler(Protocol):
     """A sampler, plain or ``async``. Its draw depends on its own seed and the two numbers."""
 
     def __call__(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion | Awaitable[Completion]: ...

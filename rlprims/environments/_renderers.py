@@ -19,8 +19,7 @@ class TextRenderer:
     """
 
     def __init__(self, tokenizer: Any, *, calls: CallStyle = "tags") -> None:
-        self.tokenizer = tokenizer
-        self.calls = calls
+        self.tokenizer, self.calls = tokenizer, calls
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """The ids of the joined contents, with the special tokens that the tokenizer adds at the start of a text."""
@@ -41,16 +40,11 @@ class TextRenderer:
 class ChatRenderer:
     """Renders messages with the tokenizer's chat template.
 
-    Args:
-        tokenizer: a tokenizer of Hugging Face.
-        calls: the style of tool calls, as for :func:`parse_calls`.
-        template_arguments: for the template, such as ``enable_thinking``.
+    The arguments are those of :class:`TextRenderer`, and others for the template, such as ``enable_thinking``.
     """
 
     def __init__(self, tokenizer: Any, *, calls: CallStyle = "json", **template_arguments: Any) -> None:
-        self.tokenizer = tokenizer
-        self.calls = calls
-        self.template_arguments = template_arguments
+        self.tokenizer, self.calls, self.template_arguments = tokenizer, calls, template_arguments
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """The ids of the conversation with the generation prompt."""

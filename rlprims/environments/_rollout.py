@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlprims.ended import EndedName
 from rlprims.environments._ask import Asker
-from rlprims.environments._protocol import Completion, Environment, Message, Renderer, Sample, Step
+from rlprims.environments._protocol import Completion, Environment, Message, Renderer, Sampler, Step
 from rlprims.environments._tools import names_of
 from rlprims.turns import Row, Turn, merge
 
@@ -20,7 +20,7 @@ _START = "return [{'role': 'user', 'content': '...'}], or (messages, tools)"
 _STEP = "return Step(messages=[{'role': 'tool', 'content': '...'}], reward=0.0, done=False)"
 
 
-class Limits(BaseModel):
+class EpisodeLimits(BaseModel):
     """Limits that end an episode before its environment is done."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,13 +74,17 @@ class _EnvironmentError(Exception):
 
 
 async def rollout(
-    environment: Environment, sample: Sample, renderer: Renderer, limits: Limits | None = None, *, sample_id: int = 0
+    environment: Environment,
+    sample: Sampler,
+    renderer: Renderer,
+    limits: EpisodeLimits | None = None,
+    *,
+    sample_id: int = 0,
 ) -> Episode:
     """Run an episode: environment and model send messages in turn, until the episode is done or a limit is reached.
 
     No text is tokenized twice: each prompt is the earlier tokens, as they were sampled, plus the new messages of the
-    environment. If the chat template does not allow this, the whole conversation is rendered again, and the episode
-    gets another row.
+    environment. If the chat template does not allow this, the whole conversation is rendered again, as another row.
 
     If the environment raises, takes too long, or returns a wrong value, only this episode fails: ``failure`` has the
     reason, ``score`` is NaN, and the turns before it are kept. An exception of ``sample`` is raised.
@@ -103,7 +107,7 @@ async def rollout(
     >>> episode.score, episode.ended, [turn.sampled_ids for turn in episode.turns]
     (1.0, 'stop', [(97,)])
     """
-    limits, episode = limits or Limits(), Episode(sample_id)
+    limits, episode = limits or EpisodeLimits(), Episode(sample_id)
     ask = Asker(limits.seconds)
     try:
         await _play(environment, sample, renderer, limits, episode, ask)
@@ -119,23 +123,25 @@ async def rollout(
                 episode.causes["close raised"] += 1
         ask.close()
     if episode.turns:
-        last = episode.turns[-1]
-        episode.turns[-1] = replace(last, finish=episode.ended)
+        episode.turns[-1] = replace(episode.turns[-1], finish=episode.ended)
     return episode
 
 
 async def _play(
-    environment: Environment, sample: Sample, renderer: Renderer, limits: Limits, episode: Episode, ask: Asker
+    environment: Environment, sample: Sampler, renderer: Renderer, limits: EpisodeLimits, episode: Episode, ask: Asker
 ) -> None:
     name = getattr(environment, "__name__", type(environment).__qualname__)
     start = await _ask(ask, f"{name}.reset", environment.reset)
     messages, tools = _checked_start(name, start)
-    _check_size(f"{name}.reset", messages, limits)
+    _check_size(f"{name}.reset", messages, limits.characters)
     episode.messages += messages
     known = names_of(tools)
     prompt_ids, state = _render(renderer, episode, tools), None
     while True:
-        left = _tokens_left(limits, episode, len(prompt_ids))
+        limited = [] if limits.tokens is None else [limits.tokens - len(prompt_ids)]
+        if limits.sampled_tokens is not None:
+            limited.append(limits.sampled_tokens - sum(len(turn.sampled_ids) for turn in episode.turns))
+        left = min(limited, default=None)
         if left is not None and left < 1:
             full = limits.tokens is not None and limits.tokens <= len(prompt_ids)
             episode.ended = "context" if full else "length"
@@ -166,7 +172,7 @@ async def _play(
             episode.ended = "parse_error" if malformed else turn.finish
             episode.messages += step.messages
             return
-        _check_size(f"{name}.step", step.messages, limits)
+        _check_size(f"{name}.step", step.messages, limits.characters)
         # Malformed calls and unknown tools were counted above, even if the environment does not answer them.
         errors = [m["error"] for m in step.messages if m.get("error") not in (None, "malformed call", "unknown tool")]
         episode.causes.update(errors)
@@ -182,9 +188,7 @@ def _render(
 ) -> list[int]:
     """The next prompt: the tokens of the turn and the appended messages, or the whole conversation."""
     try:
-        delta = None
-        if turn is not None:
-            delta = renderer.delta(episode.messages, appended, tools, ended=turn.finish == "stop")
+        delta = None if turn is None else renderer.delta(episode.messages, appended, tools, ended=turn.finish == "stop")
         episode.messages += appended
         return [*turn.token_ids, *delta] if turn and delta is not None else renderer.prompt(episode.messages, tools)
     except Exception as error:  # for example a chat template that requires user and assistant to alternate
@@ -199,11 +203,9 @@ async def _ask(ask: Asker, called: str, method: Any, *args: Any) -> Any:
     except TimeoutError as error:
         if str(error):  # the environment's own
             raise _EnvironmentError("timeout", f"{called} raised TimeoutError", f"{called} raised {error!r}") from None
-        raise _EnvironmentError(
-            "timeout",
-            f"{called} took too long",
-            f"{called} took longer than limits.seconds: end calls that wait, or raise limits.seconds",
-        ) from None
+        limit = f"the limit of {ask.seconds:g} seconds for all calls of an episode"
+        problem = f"{called} took longer than {limit}: end calls that wait, or raise episode_limits.seconds"
+        raise _EnvironmentError("timeout", f"{called} took too long", problem) from None
     except Exception as error:
         cause = f"{called} raised {type(error).__name__}"
         raise _EnvironmentError("error", cause, f"{cause}: {error}; catch it, or return Step(done=True)") from error
@@ -248,9 +250,8 @@ def _checked_step(name: str, step: Any, episode: Episode) -> Hashable:
     state = columns.pop("state", None)
     for key, value in columns.items():
         if not isinstance(key, str) or not isinstance(value, Real):
-            raise _wrong(
-                called, f"columns[{key!r:.40}]={value!r:.40}", "expected a number under a name, or leave it out"
-            )
+            got = f"columns[{key!r:.40}]={value!r:.40}"
+            raise _wrong(called, got, "expected a number under a name, or leave it out")
         episode.columns[key] = float(value)
     if not isinstance(state, Hashable):
         raise _wrong(called, f"columns['state'] of type {type(state).__name__}", "expected a label that can be hashed")
@@ -267,22 +268,10 @@ def _check_messages(called: str, messages: Any, write: str) -> None:
             raise _wrong(called, f"the message {dict(message)!r:.80}", "expected role and content, both text")
 
 
-def _check_size(called: str, messages: Sequence[Message], limits: Limits) -> None:
-    size = sum(len(message["content"]) for message in messages)
-    if size > limits.characters:
-        raise _EnvironmentError(
-            "context",
-            f"{called} returned too much",
-            f"{called} returned {size} characters, more than limits.characters={limits.characters}: shorten them",
-        )
-
-
-def _tokens_left(limits: Limits, episode: Episode, prompt_tokens: int) -> int | None:
-    """The number of tokens that may still be sampled."""
-    limited = [] if limits.tokens is None else [limits.tokens - prompt_tokens]
-    if limits.sampled_tokens is not None:
-        limited.append(limits.sampled_tokens - sum(len(turn.sampled_ids) for turn in episode.turns))
-    return min(limited, default=None)
+def _check_size(called: str, messages: Sequence[Message], most: int) -> None:
+    if (size := sum(len(message["content"]) for message in messages)) > most:
+        problem = f"{called} returned {size} characters, more than the limit of {most}: shorten them"
+        raise _EnvironmentError("context", f"{called} returned too much", problem)
 
 
 def _turn(prompt_ids: Sequence[int], completion: Completion, left: int | None) -> Turn:

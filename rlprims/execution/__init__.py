@@ -7,48 +7,14 @@ from rlprims.execution._columns import Kind, kept_columns, kept_of, kind_of, rea
 from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, Sampling
 from rlprims.execution._observed import Profile, Profiler, Work, WorkerReport
 from rlprims.execution._protocol import (
-    BatchStream,
-    Critic,
-    Execution,
-    ExecutionError,
-    Finish,
-    Models,
-    Observable,
-    RewardScorer,
-    RunNeeds,
-    Stream,
-    Teacher,
-    UpdateReport,
-)
+    BatchStream, Critic, Execution, ExecutionError, Finish, Models, Observable, RewardScorer, RunNeeds, Stream,
+    Teacher, UpdateReport,
+)  # fmt: skip
 from rlprims.execution._ray_config import RayConfig
 
 __all__ = [
-    "BatchStream",
-    "Critic",
-    "Execution",
-    "ExecutionError",
-    "Finish",
-    "Kind",
-    "LoraConfig",
-    "ModelConfig",
-    "Models",
-    "Observable",
-    "OptimizerConfig",
-    "Profile",
-    "ProfileConfig",
-    "Profiler",
-    "RayConfig",
-    "RewardScorer",
-    "RunNeeds",
-    "Sampling",
-    "Stream",
-    "Teacher",
-    "UpdateReport",
-    "Work",
-    "WorkerReport",
-    "kept_columns",
-    "kept_of",
-    "kind_of",
-    "reads_means",
-    "reads_reference",
-]
+    "BatchStream", "Critic", "Execution", "ExecutionError", "Finish", "Kind", "LoraConfig", "ModelConfig", "Models",
+    "Observable", "OptimizerConfig", "Profile", "ProfileConfig", "Profiler", "RayConfig", "RewardScorer", "RunNeeds",
+    "Sampling", "Stream", "Teacher", "UpdateReport", "Work", "WorkerReport", "kept_columns", "kept_of", "kind_of",
+    "reads_means", "reads_reference",
+]  # fmt: skip

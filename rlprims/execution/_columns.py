@@ -1,9 +1,4 @@
-"""Columns of batches: padded tokens, the sets that truncated sampling kept, and what a loss reads of stored rows.
-
-``kept_counts`` int32 (B, T): the number of ids that the sampler kept for each response token; 0 if it kept all, and
-outside the response. ``kept_ids`` int32, ragged (B, *): these ids, token after token. Without truncation a batch has
-neither column.
-"""
+"""Columns of batches: padded tokens, the kept sets of :class:`Execution`, and what a loss reads of stored rows."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -12,9 +7,9 @@ import torch
 from torch import Tensor
 
 from rlprims import losses
-from rlprims.algorithms import Use
+from rlprims.algorithms import BoundFunction
 from rlprims.data_proto import DataProto
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 Kind: TypeAlias = Literal["demonstrations", "pairs", "scores"]
 
@@ -59,20 +54,20 @@ def kept_columns(ids: Tensor, counts: Tensor) -> dict[str, Tensor]:
     return {"kept_counts": counts.int(), "kept_ids": rows}
 
 
-def kept_of(batch: DataProto) -> Kept | None:
+def kept_of(batch: DataProto) -> SamplingSupport | None:
     """The kept sets of the tokens (B, T), row after row, for ``logprobs``; None if the batch has no such columns.
 
     >>> batch = DataProto.from_dict(kept_columns(torch.tensor([3, 5, 0]), torch.tensor([[2, 0], [1, 0]])))
     >>> kept_of(batch[1:])
-    Kept(ids=tensor([0], dtype=torch.int32), offsets=tensor([0, 1, 1]))
+    SamplingSupport(ids=tensor([0], dtype=torch.int32), offsets=tensor([0, 1, 1]))
     """
     if "kept_ids" not in batch:
         return None
     none = torch.zeros(0, dtype=torch.int32)
-    return Kept.from_counts(torch.cat([none, *batch["kept_ids"].unbind()]), batch["kept_counts"])
+    return SamplingSupport.from_counts(torch.cat([none, *batch["kept_ids"].unbind()]), batch["kept_counts"])
 
 
-def kind_of(loss: Use) -> Kind:
+def kind_of(loss: BoundFunction) -> Kind:
     """The kind of rows that a loss needs.
 
     Raises:
@@ -93,11 +88,11 @@ def kind_of(loss: Use) -> Kind:
     )
 
 
-def reads_reference(loss: Use) -> bool:
+def reads_reference(loss: BoundFunction) -> bool:
     """Whether a loss on pairs reads the reference's log-probs."""
     return "ref_chosen_log_probs" in loss.needs
 
 
-def reads_means(loss: Use) -> bool:
+def reads_means(loss: BoundFunction) -> bool:
     """Whether a loss on pairs is defined on the mean log-prob of each response, and not on the sum."""
     return loss.fn in (losses.orpo, losses.simpo)

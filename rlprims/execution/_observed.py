@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,26 +42,23 @@ class WorkerReport(NamedTuple):
     """Bytes: the largest memory that the process used; with a GPU, the largest that was allocated on it."""
 
 
+@dataclass
 class Meter:
-    """Counts the work of one worker.
+    """Counts the work of one worker."""
 
-    ``costs`` has for each verb a function from a batch to its operations; ``peak`` returns the FLOP/s of the device.
-    """
-
-    def __init__(
-        self, costs: Mapping[str, Callable[[DataProto], float]] | None = None, peak: Callable[[], float] = lambda: 0.0
-    ) -> None:
-        self.costs = costs or {}
-        self.peak = peak
-        self._work: dict[str, Work] = {}
+    costs: Mapping[str, Callable[[DataProto], float]] = field(default_factory=dict)
+    """For each verb a function from a batch to its operations."""
+    peak: Callable[[], float] = lambda: 0.0
+    """Returns the FLOP/s of the device."""
+    work: dict[str, Work] = field(default_factory=dict)
 
     def add(self, verb: str, work: Work) -> None:
-        before = self._work.get(verb, Work())
-        self._work[verb] = Work(before.seconds + work.seconds, before.tokens + work.tokens, before.flops + work.flops)
+        before = self.work.get(verb, Work())
+        self.work[verb] = Work(before.seconds + work.seconds, before.tokens + work.tokens, before.flops + work.flops)
 
     def report(self, worker: str) -> WorkerReport:
         """The work since the last report."""
-        work, self._work = self._work, {}
+        work, self.work = self.work, {}
         return WorkerReport(worker, work, self.peak(), _peak_memory())
 
 
@@ -108,17 +106,16 @@ class Profile(NamedTuple):
 class Profiler:
     """Profiles this process from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self) -> None:
-        self._running: Any = None
+    _running: Any = None
 
     def start(self, config: ProfileConfig) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints messages to the terminal
-        self._running = torch.profiler.profile(
-            record_shapes=config.shapes,
-            profile_memory=config.memory,
-            with_stack=config.stacks,
-            experimental_config=_all_threads(),
-        )
+        try:  # a prefetched batch is sampled in another thread
+            threads: Any = torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
+        except TypeError:  # an older torch records only the thread that started it
+            threads = None
+        options: Any = {"record_shapes": config.shapes, "profile_memory": config.memory, "with_stack": config.stacks}
+        self._running = torch.profiler.profile(**options, experimental_config=threads)
         self._running.start()
 
     def stop(self) -> Profile | None:
@@ -133,14 +130,6 @@ class Profiler:
             path = Path(directory) / "trace.json.gz"
             running.export_chrome_trace(str(path))
             return Profile(path.read_bytes(), table)
-
-
-def _all_threads() -> Any:
-    """Profile all threads: a prefetched batch is sampled in another thread."""
-    try:
-        return torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
-    except TypeError:
-        return None  # an older torch records only the thread that started it
 
 
 class Observed:

@@ -1,6 +1,5 @@
 """The protocols of an execution: one for the policy and one for each model beside it, and one for logs."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from itertools import accumulate, count
@@ -40,6 +39,8 @@ class RunNeeds(TypedDict):
     """The sampler's: log-probs and entropies are those of the distribution that it samples from."""
     updates: int
     """The optimizer steps of the policy in the whole run, for the schedule of its learning rate."""
+    sampling: NotRequired[Sampling]
+    """That of responses to train on, to be checked before workers start."""
     critic_optimizer: NotRequired[OptimizerConfig | None]
     """None: the policy's."""
     critic_updates: NotRequired[int | None]
@@ -76,7 +77,6 @@ class Stream(Protocol):
 
     def submit(self, prompts: DataProto) -> int:
         """Begin the prompts' responses, and return the number of this part."""
-        ...
 
     def take(self, timeout: float | None = None) -> dict[int, DataProto]:
         """Wait until a part is complete; returns all complete parts by their numbers, in rows like ``generate``'s.
@@ -86,7 +86,6 @@ class Stream(Protocol):
         Raises:
             ValueError: all parts that were submitted have been taken.
         """
-        ...
 
 
 class Execution(Protocol):
@@ -105,37 +104,35 @@ class Execution(Protocol):
 
     pad_token_id: int
     context_window: int
+    tolerance: float
+    """The largest mean difference of log-probs, in nats, that the dtype explains."""
     overlaps: bool
     """Whether ``generate`` may be called from another thread during updates: the sampler has weights of its own."""
 
     @property
     def weights_version(self) -> int:
         """The version of the sampler's weights: 1 at the start, and one more after each :meth:`sync_weights`."""
-        ...
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         """The prompts' rows with one response each; ``prompts`` are padded to ``prompt_width``, or to the longest."""
-        ...
 
     def stream(self, sampling: Sampling, *, seed: int, prompt_width: int | None, over_updates: bool = False) -> Stream:
         """The same responses, for prompts that are not all known at the beginning."""
-        ...
 
-    def log_probs(self, batch: DataProto, *, reference: bool = False) -> Tensor:
-        """(B, T): the log-probs of the current policy, or of the reference."""
-        ...
+    def log_probs(self, batch: DataProto, *, reference: bool = False, plain: bool = False) -> Tensor:
+        """(B, T): the log-probs of the current policy, or of the reference.
+
+        ``plain``: the policy's by the model's own forward pass, without packing and fused head.
+        """
 
     def entropies(self, batch: DataProto) -> Tensor:
         """(B, T): the entropies of the current policy."""
-        ...
 
     def update(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         """One optimizer step of the policy on the whole batch."""
-        ...
 
     def sync_weights(self) -> None:
         """Give the policy's weights to the sampler."""
-        ...
 
     def save(self, directory: Path) -> Finish:
         """Write all state and its version to an empty directory. The state is that of this call.
@@ -144,15 +141,12 @@ class Execution(Protocol):
         updated, but not saved again. The policy is a Hugging Face model in ``policy``, or shards in ``policy_shards``,
         from which :func:`rlprims.execution.hf.export_model` makes one.
         """
-        ...
 
     def load(self, directory: Path) -> None:
         """Read the state that :meth:`save` wrote."""
-        ...
 
     def close(self) -> None:
         """Release all resources; no other method may be called afterwards."""
-        ...
 
 
 class Critic(Protocol):
@@ -160,11 +154,9 @@ class Critic(Protocol):
 
     def values(self, batch: DataProto) -> Tensor:
         """(B, T): the values of the current critic."""
-        ...
 
     def update_critic(self, batch: DataProto, algorithm: Algorithm) -> UpdateReport:
         """One optimizer step of the critic on the whole batch."""
-        ...
 
 
 class Teacher(Protocol):
@@ -172,36 +164,23 @@ class Teacher(Protocol):
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
         """(B, T): the log-probs of the teacher, at the sampler's temperature."""
-        ...
 
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        """``teacher_topk_log_probs`` (B, T, K), of the tokens ``topk_ids`` (B, T, K).
-
-        These are the batch's; if it has none, the ``size`` likeliest tokens of the teacher.
-        """
-        ...
+        """``teacher_topk_log_probs`` (B, T, K) of ``topk_ids``: the batch's, or the teacher's ``size`` likeliest."""
 
     def top_tokens(self, batch: DataProto, size: int) -> Tensor:
         """int (B, T, K): the likeliest tokens of the policy, for ``topk_ids``."""
-        ...
 
 
 class RewardScorer(Protocol):
     """A reward model."""
 
     def reward_scores(self, batch: DataProto) -> Tensor:
-        """(B,): the scores; NaN for a row that the model cannot read.
-
-        If the reward model has a template, the batch has ``question`` and ``response`` as text.
-        """
-        ...
+        """(B,): the scores; NaN for a row that it cannot read. A template reads ``question`` and ``response``."""
 
 
 class Models(Execution, Critic, Teacher, RewardScorer, Protocol):
-    """All models that an algorithm may need, as the trainer uses them.
-
-    A method is called only if the algorithm or the config needs its model.
-    """
+    """All models that an algorithm may need. A method is called only if algorithm or config need its model."""
 
 
 class Observable(Protocol):
@@ -209,18 +188,12 @@ class Observable(Protocol):
 
     def reports(self) -> list[WorkerReport]:
         """The work of each process since the last call, and its memory."""
-        ...
 
     def start_profile(self, config: ProfileConfig) -> None:
         """Start a profile in every process except the caller's."""
-        ...
 
     def stop_profile(self) -> dict[str, Profile]:
-        """The profiles of the processes that :meth:`start_profile` reached, by the name of the process.
-
-        A process that was replaced in between has no profile.
-        """
-        ...
+        """The profiles that :meth:`start_profile` began, by process, without those that were replaced meanwhile."""
 
 
 _VERSION_FILE = "weights_version.json"
@@ -235,19 +208,11 @@ def load_version(directory: Path) -> int:
     return int(json.loads((directory / _VERSION_FILE).read_text()))
 
 
-def sha256(path: Path) -> str:
-    """Return the hash in hexadecimal, as ``sha256sum`` prints it. Hashing releases the GIL, so other threads run."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class BatchStream:
     """:class:`Stream` for a sampler of whole batches: the next batch is all that was submitted."""
 
     def __init__(self, generate: Callable[[DataProto], DataProto], *, versions: bool = False) -> None:
-        self.generate = generate
-        self.versions = versions
-        self._numbers = count()
+        self.generate, self.versions, self._numbers = generate, versions, count()
         self._submitted: dict[int, DataProto] = {}
 
     def __enter__(self) -> Self:
@@ -268,7 +233,5 @@ class BatchStream:
         rows = self.generate(DataProto.concat(list(submitted.values())))
         if self.versions:  # all tokens of a batch have the same version
             rows["versions"] = repeat(rows["weights_version"], "b -> b t", t=rows["responses"].shape[1]).clone()
-        ends = accumulate(map(len, submitted.values()))
-        return {
-            number: rows[end - len(part) : end] for (number, part), end in zip(submitted.items(), ends, strict=True)
-        }
+        parts = zip(submitted.items(), accumulate(map(len, submitted.values())), strict=True)
+        return {number: rows[end - len(part) : end] for (number, part), end in parts}

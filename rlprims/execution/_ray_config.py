@@ -21,12 +21,16 @@ class PoolConfig(_Config):
 class RolesConfig(_Config):
     """The pool of each model. Models in one pool share its processes. The policy is trained in the pool ``main``."""
 
-    reference: str = Field(default="main", description="pool of the reference")
-    teacher: str = Field(default="main", description="pool of the teacher")
+    reference: str = Field(default="main", description="pool of the reference, whose ranks hold it in shards")
+    teacher: str = Field(
+        default="main", description="pool of the teachers, whose ranks hold them in shards, or of the teacher's engines"
+    )
     critic: str = Field(default="main", description="pool of the critic")
-    reward: str = Field(default="main", description="pool of the reward model")
+    reward: str = Field(default="main", description="pool of the reward model, whole in each process")
     rollout: str = Field(
-        default="main", description="pool of the engines, each a process; main: beside the training workers"
+        default="main",
+        description="pool of the engines, one for each of its workers; main: ray.rollout_workers, beside the training "
+        "ranks",
     )
 
 
@@ -35,51 +39,54 @@ class RayConfig(_Config):
 
     address: str | None = Field(
         default=None,
-        description="of a running cluster, or auto; null: that of the job, otherwise a new one on this machine",
+        description="of a running cluster, or auto; null: under ray job submit the cluster of the job, otherwise one "
+        "is started on this machine",
     )
-    training_workers: int = Field(
-        default=1, ge=1, description="ranks that share the weights of policy, reference and critic"
-    )
+    training_workers: int = Field(default=1, ge=1, description="FSDP2 ranks that share policy, reference and critic")
     rollout_workers: int = Field(default=1, ge=1, description="engines that sample")
-    engine: Literal["vllm", "hf"] = Field(default="vllm", description="vllm, or hf: the forward pass of transformers")
-    placement: Placement = "PACK"
-    cpus_per_worker: float = Field(default=1.0, gt=0)
-    gpus_per_worker: float = Field(default=0.0, ge=0, description="below 1: two workers with 0.5 share a device")
+    engine: Literal["vllm", "hf"] = Field(default="vllm", description="vllm, or hf: the sampler of execution: local")
+    placement: Placement = Field(default="PACK", description="strategy of Ray's placement groups")
+    cpus_per_worker: float = Field(default=1.0, gt=0, description="CPUs that Ray reserves for each worker")
+    gpus_per_worker: float = Field(default=0.0, ge=0, description="below 1: workers share a device, two with 0.5")
     pools: dict[str, PoolConfig] = Field(
-        default={}, description="pools in addition to main, which the settings above define"
+        default={},
+        description="{NAME: {workers: 1, cpus: 1.0, gpus: 0.0, placement: PACK}}: placement groups besides main, "
+        "which the settings above define; cpus and gpus are per worker",
     )
     roles: RolesConfig = RolesConfig()
     colocate: bool = Field(
-        default=False, description="engine i shares the devices of rank i, and sleeps during training"
+        default=False, description="engine i has the same place and device as rank i, and sleeps while the rank trains"
     )
     sleep_level: Literal[1, 2] = Field(
-        default=1, description="1: a sleeping engine keeps its weights on the CPU; 2: it drops them"
+        default=1, description="1: a sleeping engine keeps its weights on the CPU; 2: it drops them for a new sync"
     )
     weight_transfer: Literal["auto", "nccl", "ipc", "gloo"] = Field(
         default="auto",
-        description="how whole weights go to the engines: nccl from GPU to GPU, ipc within a GPU (colocate), gloo "
-        "through the CPU; auto: what fits the devices",
+        description="how whole weights go to the engines: nccl from GPU to GPU, ipc within a GPU, gloo through the "
+        "CPU; auto: what fits the devices",
     )
     running_requests: Literal["keep", "recompute", "wait"] = Field(
         default="keep",
-        description="responses that are being sampled when new weights come (staleness above 1). keep: they continue "
-        "with their old keys and values; recompute: these are computed again with the new weights; wait: the new "
-        "weights wait until the responses are complete",
+        description="responses that are being sampled when new weights come. keep: they continue with their old keys "
+        "and values; recompute: these are computed again; wait: the new weights wait until the responses are complete",
     )
-    kv_cache_bytes: int | None = Field(default=None, ge=1, description="of each engine; null: the engine decides")
-    tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share the weights of a vLLM engine")
+    kv_cache_bytes: int | None = Field(
+        default=None, ge=1, description="of each engine; null: the engine decides, on a CPU half of the memory"
+    )
+    tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share each vLLM engine's weights")
     teacher_engine: Literal["hf", "vllm"] = Field(
         default="hf",
-        description="hf: the teachers are on ranks; vllm: each worker of the teacher's pool is an engine that scores",
+        description="hf: the teachers are on ranks; vllm: each worker of the teacher's pool, which is then its own, "
+        "is an engine that scores",
     )
     teacher_tensor_parallel_size: int = Field(
-        default=1, ge=1, description="devices that share the weights of a vLLM engine of the teacher"
+        default=1, ge=1, description="devices that share the weights of each of these engines"
     )
-    enforce_eager: bool | None = Field(default=None, description="vLLM without CUDA graphs; null: with them on a GPU")
-    engine_options: dict[str, Any] = Field(
-        default={}, description="further options of vLLM, by the names of its EngineArgs"
+    enforce_eager: bool | None = Field(
+        default=None, description="true: vLLM without CUDA graphs; null: with them if there is a GPU"
     )
-    start_timeout: float = Field(default=300.0, gt=0, description="seconds until all workers are ready")
+    engine_options: dict[str, Any] = Field(default={}, description="other options of vLLM, as its EngineArgs name them")
+    start_timeout: float = Field(default=300.0, gt=0, description="seconds until every worker is placed and ready")
     call_timeout: float = Field(
         default=1800.0,
         gt=0,
@@ -88,35 +95,33 @@ class RayConfig(_Config):
     training_timeout: float = Field(
         default=14400.0,
         gt=0,
-        description="seconds for one call of the training ranks, such as an update or the log-probs of a batch. Ranks "
-        "that take longer count as lost, because one that is slow cannot be told from one that hangs; the death of a "
-        "rank is noticed at once",
+        description="seconds for one call of the training ranks, such as an update or the log-probs of a batch; ranks "
+        "that take longer count as lost",
     )
     max_replacements: int = Field(default=3, ge=0, description="lost rollout workers that are replaced in a run")
     mixed_precision: Literal["bfloat16"] | None = Field(
-        default=None, description="of the ranks' forward and backward, where the engines keep dtype"
+        default=None, description="dtype of the ranks' forward and backward, while the engines use model.dtype"
     )
     shard_over: int | None = Field(
         default=None,
         ge=1,
-        description="ranks that share one copy of the weights; null: all. With fewer there are several copies, such as "
-        "one in each node, which exchange only gradients (hybrid sharding)",
+        description="ranks that share one copy of the weights; null: all. Several copies exchange only gradients",
     )
     training_tensor_parallel: int = Field(
         default=1,
         ge=1,
-        description="ranks that compute the same rows together, each with a part of every layer (tensor parallelism); "
-        "it divides shard_over, and the model's heads",
+        description="training ranks that divide the layers and compute the same rows together; it divides shard_over "
+        "and the model's heads",
     )
     reduce_gradients: Literal["once", "every_micro_batch"] = Field(
         default="once",
-        description="once: for each update, with whole gradients on each rank until then; every_micro_batch: with only "
-        "a shard of the gradients on each rank",
+        description="when gradients are summed over the ranks. once: for each update; each rank keeps whole gradients "
+        "until then. every_micro_batch: more traffic, and each rank keeps only its shard",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="recompute layers in the backward pass: less memory, slower"
+        default=False, description="layers are computed again in the backward pass: less memory, more time"
     )
-    cpu_offload: bool = Field(default=False, description="keep weights and optimizer on the CPU between their uses")
+    cpu_offload: bool = Field(default=False, description="weights and optimizer are on the CPU between their uses")
 
     @model_validator(mode="after")
     def _placed(self) -> "RayConfig":
@@ -128,11 +133,10 @@ class RayConfig(_Config):
                 f"ray.roles has the pools {sorted(set(roles.values()))}, ray.pools {sorted(self.pools)}: expected the "
                 "same pools, and main only in ray.roles: training_workers and rollout_workers define it"
             )
-        if self.roles.rollout != "main" and list(roles.values()).count(self.roles.rollout) > 1:
-            raise ValueError(
-                f"ray.roles: expected only engines in the pool {self.roles.rollout}, got other models in it"
-            )
-        engines = {self.roles.rollout, *([self.roles.teacher] if self.teacher_engine == "vllm" else [])} - {"main"}
+        rollout = self.roles.rollout
+        if rollout != "main" and list(roles.values()).count(rollout) > 1:
+            raise ValueError(f"ray.roles: expected only engines in the pool {rollout}, got other models in it")
+        engines = {rollout, *([self.roles.teacher] if self.teacher_engine == "vllm" else [])} - {"main"}
         for pool in sorted({"main", *roles.values()} - engines):
             count = self.training_workers if pool == "main" else self.pools[pool].workers
             if self.shard_over and count % self.shard_over:
@@ -210,13 +214,8 @@ class RayConfig(_Config):
     @property
     def all_pools(self) -> dict[str, PoolConfig]:
         engines = self.rollout_workers if self.roles.rollout == "main" and not self.colocate else 0
-        main = PoolConfig(
-            workers=self.training_workers + engines,
-            cpus=self.cpus_per_worker,
-            gpus=self.gpus_per_worker,
-            placement=self.placement,
-        )
-        return {"main": main, **self.pools}
+        workers, cpus, gpus = self.training_workers + engines, self.cpus_per_worker, self.gpus_per_worker
+        return {"main": PoolConfig(workers=workers, cpus=cpus, gpus=gpus, placement=self.placement), **self.pools}
 
 
 def backend_of(cluster: RayConfig, device: str) -> str:
@@ -235,13 +234,36 @@ def backend_of(cluster: RayConfig, device: str) -> str:
     return "nccl" if cluster.has_whole_devices else "gloo"
 
 
+_OF_A_DEVICE = 0.92
+"""The share of a device's memory that vLLM takes by default."""
+_OF_CONTEXTS = 0.01
+"""The share that the CUDA contexts of an engine's own processes may take before it looks."""
+
+
+def memory_options(free: int, total: int, *, gpus: float, colocate: bool) -> dict[str, float]:
+    """vLLM's share of a device that others use too, of ``total`` bytes, of which ``free`` are free; {} of its own one.
+
+    >>> memory_options(50 * 10**9, 80 * 10**9, gpus=0.5, colocate=False)
+    {'gpu_memory_utilization': 0.46}
+    """
+    left = free / total - _OF_CONTEXTS
+    if colocate:  # its rank has left the device, but for a context
+        return {"gpu_memory_utilization": round(min(_OF_A_DEVICE, left), 3)}
+    if not 0 < gpus < 1:
+        return {}
+    if gpus * _OF_A_DEVICE > left:
+        raise ValueError(
+            f"an engine with {gpus:g} of a device takes {gpus * _OF_A_DEVICE * total / 1e9:.1f} GB, and of "
+            f"{total / 1e9:.1f} GB only {left * total / 1e9:.1f} are free beside the ranks: set ray.colocate: true, or "
+            f"ray.engine_options: {{gpu_memory_utilization: {max(left, 0):.2f}}} if that is enough for the model"
+        )
+    return {"gpu_memory_utilization": round(gpus * _OF_A_DEVICE, 3)}
+
+
 def check_teacher_engine(
     cluster: RayConfig, model: ModelConfig, *, temperature: float, truncates: bool = False
 ) -> None:
-    """Check what ``ray.teacher_engine: vllm`` needs of the other settings, for an algorithm that reads a teacher.
-
-    vLLM scores a text over its whole vocabulary at temperature 1, with one frozen model.
-    """
+    """Check ``ray.teacher_engine: vllm``: one frozen model scores over its whole vocabulary at temperature 1."""
     if cluster.teacher_engine == "hf":
         return
     for setting, wanted, got in (

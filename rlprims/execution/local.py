@@ -10,9 +10,11 @@ from torch import Tensor
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import BatchStream, Finish, ModelConfig, OptimizerConfig, RunNeeds, Sampling, UpdateReport
+from rlprims.execution._config import TOLERANCE
 from rlprims.execution._observed import SingleProcess, metered
 from rlprims.execution._protocol import finished, load_version, save_version
 from rlprims.execution.hf import Generation, RewardModel, Training, meter_of, with_counts, with_critic_counts
+from rlprims.execution.hf._families import check_sampled
 from rlprims.execution.hf._training import of_training
 
 __all__ = ["LocalExecution"]
@@ -32,11 +34,12 @@ class LocalExecution(SingleProcess):
         self.tokenizer = tokenizer
         self.training = Training(model, optimizer, **run)
         self.reward_model = RewardModel(model) if model.reward else None
+        check_sampled(self.training.policy.module)
         policy, rows = self.training.policy.module, model.max_rows_per_generation
         self.generation = Generation(policy, tokenizer, max_rows=rows, routes=model.replay_routes)
         self.pad_token_id = self.generation.pad_token_id
         self.context_window = self.training.context_window
-        self.weights_version = 1
+        self.weights_version, self.tolerance = 1, TOLERANCE[model.dtype]
         self.meter = meter_of(self.training)
 
     @metered

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from rlprims._described import described
-from rlprims.masking import check_choice, check_tokens, zero_outside
+from rlprims.masking import check_choice, check_range, check_tokens, zero_outside
 from rlprims.ratios import log_ratio
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
@@ -33,11 +33,10 @@ def bapo(
     """PPO's clip with bounds chosen per update: BAPO, Xi et al. 2025 (arXiv:2510.18927), algorithm 1.
 
     It drops the tokens that PPO would clip: ratio > c_high if A > 0, ratio < c_low if A < 0. From
-    (``low_start``, ``high_start``) one bound is raised to its end, then the other, until the tokens with A > 0 have
-    a large enough share of the objective, P >= ``target`` (P + N), with P = Σ_{A>0} min(ratio, c_high) A and
-    N = Σ_{A<0} max(ratio, c_low) |A|. A higher c_high keeps more tokens with A > 0, a higher c_low keeps fewer with
-    A < 0. Disable the clip of the loss: ``losses.clipped_surrogate(clip_low=1.0, clip_high=inf)``. Its gradient is then
-    PPO's within (c_low, c_high).
+    (``low_start``, ``high_start``) the bound ``first`` is raised to its end, then the other, until the tokens with
+    A > 0 have a large enough share of the objective, P >= ``target`` (P + N), with P = Σ_{A>0} min(ratio, c_high) A and
+    N = Σ_{A<0} max(ratio, c_low) |A|. Disable the clip of the loss:
+    ``losses.clipped_surrogate(clip_low=1.0, clip_high=inf)``. Its gradient is then PPO's within (c_low, c_high).
 
     A clipped token still counts in P and N, with its bound, as in the authors' code. So a higher c_low makes N larger
     and never helps to reach the target: the chosen c_low is its start or its end.
@@ -45,33 +44,24 @@ def bapo(
     Where sources disagree: the paper raises c_high first, the authors' code (WooooDyy/BAPO) c_low. That code tests
     P / N >= its ``adv_ratio_target``, which is target / (1 − target): its default of 1 is 0.5 here. Its README has the
     target, starts and ends that are the defaults here; its configuration ends at 0.8 and 2. It also has a dual clip at
-    3. The default step is that of its example.
-
-    The sums are over the whole update: call this once before the batch is split, or give ``all_reduce``. The authors'
-    code adds the sums of one micro-batch of each rank, so that the bounds differ between micro-batches.
+    3. The sums are over the whole update: call this once before the batch is split, or give ``all_reduce``. The
+    authors' code adds the sums of one micro-batch of each rank.
 
     Args:
         log_probs: the policy before the update; it gets no gradient here.
         target: the smallest share of P in P + N, in [0, 1].
         low_start, low_end: the range of c_low, a ratio; 0 <= low_start <= low_end.
         high_start, high_end, high_step: the range of c_high, 0 <= high_start <= high_end, and its step, above 0.
-        first: the bound that is raised first: "high" or "low".
-
-    Returns:
-        True on kept tokens; False on clipped tokens and outside the mask.
 
     >>> m = torch.ones(1, 3, dtype=torch.bool)
     >>> ratio, advantages = torch.tensor([[1.45, 0.7, 1.0]]), torch.tensor([[1.0, -1.0, -1.0]])
     >>> bapo(ratio.log(), torch.zeros(1, 3), advantages, m, target=0.45).tolist()  # c_high 1.4: 1.4 of 1.4 + 1.7
     [[False, True, True]]
-    >>> bapo(ratio.log(), torch.zeros(1, 3), advantages, m, target=0.46).tolist()  # c_high 1.5: 1.45 of 1.45 + 1.7
-    [[True, True, True]]
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_choice("first", first, FirstBound)
-    if not 0 <= target <= 1:
-        raise ValueError(f"target={target}, expected a share in [0, 1]; the authors' ratio r is r / (1 + r) here")
-    if not (0 <= low_start <= low_end and 0 <= high_start <= high_end and high_step > 0):
+    check_range(0, 1, ": a share; the authors' ratio r is r / (1 + r) here", target=target)
+    if not (0 <= low_start <= low_end < math.inf and 0 <= high_start <= high_end < math.inf and high_step > 0):
         raise ValueError(
             f"low_start={low_start}, low_end={low_end}, high_start={high_start}, high_end={high_end} and "
             f"high_step={high_step}, expected 0 <= start <= end of both, and a step above 0"

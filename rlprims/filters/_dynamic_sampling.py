@@ -39,9 +39,7 @@ class DynamicSampling(Generic[Group]):
     def __init__(self, *, groups: int, max_generation_batches: int | None = None, at_limit: AtLimit = "error") -> None:
         check_choice("at_limit", at_limit, AtLimit)
         if groups < 1 or (max_generation_batches is not None and max_generation_batches < 1):
-            raise ValueError(
-                f"groups={groups} and max_generation_batches={max_generation_batches}, expected at least 1"
-            )
+            raise ValueError(f"{groups=} and {max_generation_batches=}, expected at least 1")
         self.groups = groups
         self.max_generation_batches = max_generation_batches
         self.at_limit = at_limit
@@ -90,14 +88,10 @@ class DynamicSampling(Generic[Group]):
 class DifficultyPools:
     """Sorts prompts into pools by their last solve rate, and draws prompts with a weight per pool.
 
-    A pool has a lowest solve rate and a weight. A prompt belongs to the pool with the largest lowest rate that is not
-    above the prompt's own rate. A prompt that was not seen yet has weight 1. A pool with weight 0 is never drawn, so
-    ``{"open": (0.0, 1.0), "mastered": (1.0, 0.0)}`` retires a prompt as soon as all its responses are correct.
-
-    The state is the solve rates, as JSON. The pools are configuration and are not saved.
-
-    Args:
-        pools: name to (lowest solve rate, weight).
+    ``pools`` has a lowest solve rate and a weight for each name. A prompt belongs to the pool with the largest lowest
+    rate that is not above the prompt's own rate. A prompt that was not seen yet has weight 1. A pool with weight 0 is
+    never drawn, so ``{"open": (0.0, 1.0), "mastered": (1.0, 0.0)}`` retires a prompt as soon as all its responses are
+    correct. The pools are configuration and are not part of the state.
 
     >>> pools = DifficultyPools({"hard": (0.0, 1.0), "normal": (0.2, 2.0), "easy": (0.8, 0.0)})
     >>> pools.observe({"1+1": 1.0, "17*23": 0.5})

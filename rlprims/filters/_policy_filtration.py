@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.grouping import check_group_ids, group_bounds, group_sum
+from rlprims.grouping import check_rows, group_bounds, group_sum
 from rlprims.kernels import are_readable
-from rlprims.masking import check_choice
+from rlprims.masking import check_choice, check_finite
 from rlprims.types import GroupIds, PerSequence
 
 Rows: TypeAlias = Annotated[Tensor, "int64 (B,)"]
@@ -37,15 +37,12 @@ def policy_filtration(
     the best of all prompts. ``over="group"`` draws each group's rows from that group, and its size stays.
 
     A row of unknown score (NaN, infinite) is never drawn. If a group has no other rows, the rows in its place are drawn
-    from all the other groups: each of them is equally likely, then a row by its weight.
-
-    Index every tensor with the result, ``x[policy_filtration(...)]``, after the advantages are computed: copies of a
-    row have no variance.
+    from all the other groups: each of them is equally likely, then a row by its weight. Index every tensor with the
+    result, ``x[policy_filtration(...)]``, after the advantages are computed: copies of a row have no variance.
 
     Args:
         generator: on the device of the scores.
         weights: the weight of a score: "pow", "max_min" or "max_random".
-        power: the exponent of "pow".
         over: "batch" or "group": rows are drawn from the batch or the group, and best and worst are those in it.
 
     Returns:
@@ -61,11 +58,8 @@ def policy_filtration(
     """
     check_choice("weights", weights, Weighting)
     check_choice("over", over, Scope)
-    if scores.shape != group_ids.shape:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, group_ids has {tuple(group_ids.shape)}: expected (B,) for both"
-        )
-    check_group_ids(group_ids)
+    check_finite(power=power)
+    check_rows(group_ids, scores=scores)
     rows = scores.shape[0]
     known = scores.isfinite()
     if are_readable(scores) and rows and not known.any():

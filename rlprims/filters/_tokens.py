@@ -1,7 +1,8 @@
 """Selection of tokens: one bool per token, from statistics of all valid tokens of the step.
 
-``cu_seqlens`` is only checked: the statistics are over tokens and do not depend on the sequences. With ``all_reduce``
-they are over the tokens of all ranks. To find a threshold the ranks exchange counts, not tokens.
+``cu_seqlens`` is only checked: the statistics are over tokens and do not depend on the sequences. They are those of the
+whole step: call a function once before the batch is split, or give ``all_reduce``; the ranks then exchange counts, not
+tokens. Peers compute them per micro-batch, so that their selection depends on the split.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_at_least, check_tokens, zero_outside
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
 
@@ -33,23 +34,16 @@ def clip_cov(
     Of the tokens with low < (log π − mean log π)(A − mean A) < high, ⌊fraction · valid tokens⌋ are drawn, at least one,
     or all of them if they are fewer. They get no gradient: ``losses * clip_cov(...)``. :func:`kl_cov` has the reason.
 
-    The means and the number of tokens are those of the whole step: call this once before the batch is split, or give
-    ``all_reduce``. verl and SkyRL compute them per micro-batch, draw at least one token in each, and use the global
-    generator; they do not draw a token that PPO clips already. Before the first update PPO clips no token.
-
-    The draw is a hash of one number from the generator and the token's place among the valid ones. It is the same for
+    The means and the number of tokens are those of the whole step. verl and SkyRL draw at least one token in each
+    micro-batch, by the global generator, and never one that PPO clips already; before the first update it clips none.
+    Here the draw is a hash of one number from the generator and the token's place among the valid ones: the same for
     padded and packed tokens and on every device.
 
     Args:
         log_probs: the policy before the update; it gets no gradient here.
-        fraction: the share of all tokens to drop, above 0 and at most 1.
         low, high: the band of covariance to draw from, in units of the advantage; low < high.
         generator: the source of the random number; on any device, and in the same state on all ranks.
-        tokens_before: with all_reduce: the number of valid tokens on the ranks before this one, so that a token's place
-            is counted over the whole step.
-
-    Returns:
-        True on kept tokens; False on drawn tokens and outside the mask.
+        tokens_before: with all_reduce: the number of valid tokens on the ranks before this one, for a token's place.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> log_probs, advantages = torch.tensor([[-0.1, -3.0, -0.1, -3.0], [2.0, 1.0, -1.0, -1.0]])[:, None]
@@ -83,23 +77,17 @@ def kl_cov(
     """Select the tokens that KL-Cov penalizes, Cui et al. 2025 (arXiv:2505.22617): those of the largest covariance.
 
     The covariance of a token is (log π − mean log π)(A − mean A). It is large for a likely token with a high advantage
-    and for an unlikely token with a low one: the updates that lower the entropy. Add a KL penalty on these tokens
-    only::
-
-        selected = kl_cov(log_probs, advantages, response_mask)
-        penalties = kl_coef * kl(log_probs, old_log_probs, response_mask, value="abs")
-        losses = losses + torch.where(selected, penalties, 0.0)
-
-    The means and the order are those of the whole step: call this once before the batch is split, or give
-    ``all_reduce``. verl and SkyRL compute them per micro-batch and select at least one token in each.
+    and for an unlikely token with a low one: the updates that lower the entropy. Add a KL penalty on these tokens only:
+    ``losses + torch.where(kl_cov(...), kl_coef * kl(log_probs, old_log_probs, response_mask, value="abs"), 0.0)``. The
+    means and the order are those of the whole step: call this once before the batch is split, or give ``all_reduce``.
+    verl and SkyRL select at least one token of each micro-batch.
 
     Args:
         log_probs: the policy before the update; it gets no gradient here.
         fraction: the share of the tokens to select, above 0 and at most 1; the paper has 2e-3 (7B) and 2e-4 (32B).
 
     Returns:
-        True on selected tokens, at least one if any token is valid, and on all that tie with the last one; False
-        outside the mask.
+        True on selected tokens, at least one if any token is valid, and all that tie with the last; else False.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> kl_cov(torch.tensor([[-0.1, -3.0, -0.1, -3.0]]), torch.tensor([[2.0, 1.0, -1.0, -1.0]]), m).tolist()
@@ -124,17 +112,9 @@ def high_entropy(
     """Keep the tokens with the highest entropy: beyond the 80/20 rule, Wang et al. 2025 (arXiv:2506.01939).
 
     A token is kept if its entropy is at least the (1 − fraction)-quantile of all valid tokens, so that a fifth of the
-    tokens, at which the reasoning branches, gets the whole policy gradient. Ties with the last one are kept.
-
-    The quantile is that of the whole step: call this once before the batch is split, or give ``all_reduce``. TRL and
-    ms-swift compute it per micro-batch, so that their loss depends on the split.
-
-    Args:
-        entropies: of the policy at each token, in nats.
-        fraction: the share of the tokens to keep, above 0 and at most 1.
-
-    Returns:
-        True on kept tokens, at least one if any token is valid; False outside the mask.
+    tokens, at which the reasoning branches, gets the whole policy gradient; at least one, and all that tie with the
+    last. The quantile is that of the whole step: call this once before the batch is split, or give ``all_reduce``.
+    TRL's and ms-swift's is that of a micro-batch.
 
     >>> m = torch.tensor([[True] * 5 + [False]])
     >>> high_entropy(torch.tensor([[0.1, 2.0, 0.3, 0.2, 0.0, 9.0]]), m, fraction=0.4).tolist()
@@ -160,26 +140,20 @@ def m2po(
     """Drop the tokens that are farthest off policy: M2PO, Zheng et al. 2025 (arXiv:2510.01161).
 
     With d = log_probs − rollout_log_probs, the tokens with the smallest d² are kept: as many as have a mean d² of at
-    most τ. Unlike in a mean of d, positive and negative d do not cancel. A few extreme tokens are dropped, and no other
-    token is clipped, even in stale responses.
+    most ``tau``, in nats², at least 0. Unlike in a mean of d, opposite signs do not cancel. No other token is clipped.
 
     The mean is that of the whole step: call this once before the batch is split, or give ``all_reduce``. AReaL computes
     it per micro-batch and always keeps one token. Tokens that tie are kept or dropped together.
 
     Args:
         log_probs: the policy before the update; it gets no gradient here.
-        tau: τ, the largest mean of d², in nats²; at least 0.
-
-    Returns:
-        True on kept tokens; False on the others and outside the mask.
 
     >>> m = torch.ones(1, 4, dtype=torch.bool)
     >>> m2po(torch.tensor([[0.0, -0.5, 0.1, 0.2]]), torch.zeros(1, 4), m).tolist()
     [[True, False, True, True]]
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, rollout_log_probs=rollout_log_probs)
-    if not tau >= 0:
-        raise ValueError(f"tau={tau}, expected at least 0, in nats²")
+    check_at_least(0, ", in nats²", inf=True, tau=tau)
     difference = zero_outside(log_probs, response_mask) - zero_outside(rollout_log_probs, response_mask)
     squares = difference.detach().square()
     keys = _ordered(squares)
@@ -201,11 +175,7 @@ def finite_tokens(
 
     Engines report NaN if their numerics fail, and −inf for a token that their mask forbids. Use the result instead of
     ``response_mask`` in all that follows: then such a token is in no loss and in no denominator, as in torchtitan. TRL
-    keeps the token with importance weight 1: for this use
-    ``corrections.replace_nonfinite(rollout_log_probs, old_log_probs, response_mask)``.
-
-    Returns:
-        False outside the mask.
+    keeps the token with importance weight 1: for this use ``corrections.replace_nonfinite``.
 
     >>> finite_tokens(torch.tensor([[-1.0, torch.nan, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)).tolist()
     [[True, False, False]]
@@ -239,8 +209,6 @@ def _share(fraction: float, count: Tensor) -> Tensor:
 
 def _largest(x: Tensor, mask: TokenMask, count: Tensor, all_reduce: AllReduce | None = None) -> TokenMask:
     """True on the ``count`` (at least 1) largest valid numbers of the whole batch, and on all that tie with the last.
-
-    The selection therefore depends neither on the order of the tokens nor on padding.
 
     >>> _largest(torch.tensor([[3, 9, 5, 5]]), torch.tensor([[True, False, True, True]]), torch.tensor(1)).tolist()
     [[False, False, True, True]]

@@ -6,13 +6,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlprims import losses
-from rlprims.algorithms import Use, use
-from rlprims.execution import (
-    Kind,
-    kind_of,
-    reads_means,
-    reads_reference,
-)
+from rlprims.algorithms import BoundFunction, use
+from rlprims.execution import Kind, kind_of, reads_means, reads_reference
 from rlprims.runs.config import EvaluationSteps, RunConfig, check_template
 from rlprims.runs.rows import RowsConfig
 
@@ -25,21 +20,15 @@ class FitDataConfig(RowsConfig):
 
     prompt: str = Field(default="prompt", description="field that holds the prompt: a text or messages")
     response: str = Field(default="response", description="field that holds a demonstration's response")
-    messages: str = Field(
-        default="messages", description="field that holds a chat, instead of prompt and response: role and content"
-    )
+    messages: str = Field(default="messages", description="field that holds a chat, instead of prompt and response")
     chosen: str = Field(default="chosen", description="field that holds a pair's better response, or the whole chat")
     rejected: str = Field(default="rejected", description="field that holds a pair's worse response")
     margin: str | None = Field(
         default=None, description="field with a pair's margin, a number, for losses.bradley_terry; null: none"
     )
     template: str = Field(default="{prompt}", description="text with {prompt} in it, or chat: the tokenizer's template")
-    turns: Literal["all", "last"] = Field(
-        default="all", description="of a chat, the assistant's messages that are learned"
-    )
-    max_length: int | None = Field(
-        default=None, ge=2, description="tokens of a prompt with its response; null: the window"
-    )
+    turns: Literal["all", "last"] = Field(default="all", description="the assistant's messages that are learned")
+    max_length: int | None = Field(default=None, ge=2, description="tokens of prompt and response; null: the window")
     overlong_prompts: Literal["filter", "truncate", "error"] = Field(
         default="filter", description="filter leaves the row out, truncate cuts the prompt's beginning off"
     )
@@ -56,24 +45,26 @@ class FitDataConfig(RowsConfig):
 class FitConfig(RunConfig):
     """The settings of a run on stored rows. The loss defines the form of the rows and what is trained."""
 
-    loss: Use = Field(
+    of_another_command = ("algorithm", "train")
+
+    loss: BoundFunction = Field(
         default=use(losses.nll),
-        description="with log_probs: demonstrations; with chosen_log_probs: pairs; with chosen_scores: a reward model",
+        description="a loss of rlprims.losses, or your own; its parameters say what a row is and what is trained",
     )
-    aggregation: Use = Field(
-        default=use(losses.token_mean), description="the mean over a step's tokens of demonstrations; a pair counts 1"
+    aggregation: BoundFunction = Field(
+        default=use(losses.token_mean),
+        description="mean over the tokens of a step's demonstrations; pairs have the mean over pairs",
     )
     means: bool | None = Field(
         default=None,
-        description="compare pairs by means over their tokens, not sums; null: as the loss is defined, that is, means "
-        "for orpo and simpo",
+        description="true: pairs are compared by means over their tokens; false: by sums; null: as the loss is defined",
     )
     epochs: int = Field(default=1, ge=1, description="passes over the rows")
     steps: int | None = Field(default=None, ge=1, description="optimizer steps; null: as many as the epochs need")
     rows_per_step: int = Field(default=32, ge=1, description="demonstrations or pairs per optimizer step")
     data: FitDataConfig
     evaluation: EvaluationSteps = Field(default=EvaluationSteps(), description="on held-out rows")
-    execution: Literal["local", "ray"] = Field(default="local", description="one process; ray is not supported yet")
+    execution: Literal["local", "ray"] = Field(default="local", description="local: one process; ray: not yet")
 
     @field_validator("loss", mode="before")
     @classmethod
@@ -91,19 +82,18 @@ class FitConfig(RunConfig):
         if self.loss.unbound:
             raise ValueError(f"loss: {self.loss.path} needs a value for {', '.join(sorted(self.loss.unbound))}")
         if self.execution == "ray":
-            raise ValueError(
-                "execution: ray does not support stored rows yet. Leave execution out, and use the "
-                "result as model.path of a run on samples"
-            )
+            instead = "Leave execution out, and use the result as model.path of a run on samples"
+            raise ValueError(f"execution: ray does not support stored rows yet. {instead}")
         unused = [name for name in _OF_SAMPLES if getattr(self.model, name) is not None]
         if self.model.reference is not None and not reads_reference(self.loss):
             unused.append("reference")
         if self.model.replay_routes:
             unused.append("replay_routes")
+        if self.model.router_aux_loss_coef and kind == "scores":
+            unused.append("router_aux_loss_coef")
         if unused:
-            raise ValueError(
-                f"model.{unused[0]} is not used in a run on stored rows with {self.loss.path}: leave it out"
-            )
+            where = f"in a run on stored rows with {self.loss.path}"
+            raise ValueError(f"model.{unused[0]} is not used {where}: leave it out")
         if self.means is not None and kind != "pairs":
             raise ValueError(f"means is for losses on pairs of log-probs, which {self.loss.path} is not: leave it out")
         if self.data.margin is not None and kind != "scores":

@@ -17,8 +17,9 @@ from rlprims.fit.rows import StoredRow, StoredRows, as_batch
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.metrics import Clock, summarize
 from rlprims.runs.rows import RowOrder
-from rlprims.runs.steps import Step
-from rlprims.types import Metrics, merge_metrics
+from rlprims.runs.steps import StepResult
+from rlprims.runs.wrong_numbers import first_not_finite
+from rlprims.types import merge_metrics
 
 
 def steps_of(config: FitConfig, rows: int) -> int:
@@ -45,13 +46,15 @@ class FitTrainer:
         self.step_number = 0
         self.digest = rows.digest()
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         self.step_number += 1
         clock = Clock()
         size = self.config.rows_per_step
         if self.config.steps is None:  # whole epochs
             size = min(size, self.config.epochs * len(self.rows.rows) - self.order.position)
-        batch = batch_of(self.rows.rows, self.order.take(size), self.pad_token_id, self.reference)
+        chosen = self.order.take(size)
+        batch = batch_of(self.rows.rows, chosen, self.pad_token_id, self.reference)
+        batch["sample_id"] = torch.tensor(chosen).repeat_interleave(len(batch) // size)
         with clock("update"):
             report = self.training.update_rows(batch)
         tokens, learned = int(batch["attention_mask"].sum()), float(batch["response_mask"].sum())
@@ -62,11 +65,18 @@ class FitTrainer:
             "learned_tokens": learned,
             "length": learned / len(batch),
         }
-        return Step(self.step_number, batch, [], [], metrics | clock.metrics(tokens))
+        metrics |= clock.metrics(tokens)
+        return StepResult(self.step_number, batch, [], [], metrics, [("policy", report)])
+
+    def not_finite(self, model: str, batch: DataProto) -> str:
+        measure = self.training.measure_rows
+        if self.training.kind != "demonstrations":
+            losses = [measure(batch[i : i + 2])["pairs/loss"].value() for i in range(0, len(batch), 2)]
+            batch["loss"], model = torch.tensor(losses).repeat_interleave(2), "model"
+        return first_not_finite(self.training, self.training.algorithm, model, batch)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
-        state = {"step_number": self.step_number, "position": self.order.position, "rows": self.digest}
-        return state, {}
+        return {"step_number": self.step_number, "position": self.order.position, "rows": self.digest}, {}
 
     def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None:
         if state["rows"] != self.digest:
@@ -81,9 +91,8 @@ def measure(
     training: StoredTraining, rows: Sequence[StoredRow], config: FitConfig, pad_token_id: int, reference: Tensor | None
 ) -> dict[str, float]:
     """The metrics of held-out rows, as means over all of them."""
-    parts: list[Metrics] = []
-    for chunk in _chunks(len(rows), config.rows_per_step):
-        parts.append(training.measure_rows(batch_of(rows, chunk, pad_token_id, reference)))
+    chunks = _chunks(len(rows), config.rows_per_step)
+    parts = [training.measure_rows(batch_of(rows, chunk, pad_token_id, reference)) for chunk in chunks]
     return {name: float(metric.value()) for name, metric in merge_metrics(*parts).items()}
 
 

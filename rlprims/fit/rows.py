@@ -14,7 +14,7 @@ from rlprims.execution._columns import left_padded, right_padded
 from rlprims.fit.config import FitDataConfig
 from rlprims.runs.end_tokens import closing_tokens
 from rlprims.runs.layouts import MISSING, Use, as_messages, fields_of, is_chat, value_at
-from rlprims.runs.rows import BadRows, read_rows
+from rlprims.runs.rows import BadRows, OnDisk, read_rows
 from rlprims.turns.tokens import Answered, checked_messages, checked_tools, encode_after, shown, text_ids
 
 
@@ -34,10 +34,15 @@ class StoredRow(NamedTuple):
     margin: float = 0.0
 
 
+def _stored_row(values: list[Any]) -> StoredRow:
+    prompt_ids, responses, margin = values
+    return StoredRow(prompt_ids, tuple(Response(*response) for response in responses), margin)
+
+
 class StoredRows(NamedTuple):
     """The rows of a file, and the numbers of those that were left out or cut."""
 
-    rows: list[StoredRow]
+    rows: Sequence[StoredRow]
     filtered: int
     """The number of rows that were left out because of their length."""
     equal: int
@@ -50,14 +55,14 @@ class StoredRows(NamedTuple):
 
     def digest(self) -> str:
         """A hash of all tokens. A resume must have the same one."""
-        return hashlib.blake2b(json.dumps(self.rows).encode(), digest_size=16).hexdigest()
+        found = hashlib.blake2b(digest_size=16)
+        for row in self.rows:
+            found.update(json.dumps(row).encode())
+        return found.hexdigest()
 
 
 class Reader:
-    """Tokenizes the rows of a file.
-
-    ``end_ids`` are the ids that end a response by the model's generation config, ``window`` is the model's window.
-    """
+    """Tokenizes the rows of a file. ``end_ids`` end a response by the generation config; ``window`` is the model's."""
 
     def __init__(self, config: FitDataConfig, kind: Kind, tokenizer: Any, end_ids: Sequence[int], window: int) -> None:
         self.config, self.kind, self.tokenizer = config, kind, tokenizer
@@ -74,19 +79,12 @@ class Reader:
         self.end_of_message = closing[0] if closing else self.end
 
     def read(self, path: Path) -> StoredRows:
-        """Read, check and tokenize every row.
-
-        Raises:
-            ValueError: no such file, an empty one, or a row that lacks a field or is refused by its template, or is too
-                long and the settings make that an error. The message has file and row.
-        """
-        rows, bad = list[StoredRow](), BadRows(path, self.config.on_bad_row)
+        """Read, check and tokenize every row."""
+        rows, bad = OnDisk(_stored_row), BadRows(path, self.config.on_bad_row)
         filtered = equal = truncated = 0
-        seen = False
-        for place, fields in read_rows(path, bad):
-            if not seen:
+        for number, (place, fields) in enumerate(read_rows(path, bad)):
+            if number == 0:
                 self.see(fields)
-                seen = True
             try:
                 row = self.row(fields)
             except ValueError as error:
@@ -95,18 +93,17 @@ class Reader:
             fitted, is_cut = self._fitted(row, place)
             if fitted is None:
                 filtered += 1
-            elif len(fitted.responses) == 2 and fitted.responses[0].ids == fitted.responses[1].ids:
+                continue
+            if len(fitted.responses) == 2 and fitted.responses[0].ids == fitted.responses[1].ids:
                 equal += 1
-                truncated += is_cut
             else:
                 rows.append(fitted)
                 truncated += is_cut
         bad.check()
         if not rows:
-            left_out = (
-                f"{filtered} rows are too long for {self.window} tokens, and {equal} are pairs of equal responses"
-            )
-            reason = bad.text() or (left_out if filtered or equal else "it has no rows")
+            long = f"{filtered} rows are too long for {self.window} tokens"
+            left_out = f"{long}, and {equal} are pairs of equal responses" if filtered or equal else "it has no rows"
+            reason = bad.text() or left_out
             raise ValueError(f"{path}: nothing to train on: {reason}")
         return StoredRows(rows, filtered, equal, truncated, bad, self.fields.described)
 
@@ -140,11 +137,7 @@ class Reader:
         self.fields = fields_of(self.config, use, first, ["messages", *names, "tools"], needed)
 
     def row(self, fields: dict[str, Any]) -> StoredRow:
-        """The tokens of a row of the file that was seen.
-
-        Raises:
-            ValueError: the row cannot be used.
-        """
+        """The tokens of a row of the file that was seen."""
         config, paths = self.config, self.fields.paths
         margin = _number(fields, config.margin) if config.margin is not None else 0.0
         if self.kind == "demonstrations" and value_at(fields, paths["messages"]) is not MISSING:

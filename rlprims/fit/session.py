@@ -7,17 +7,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from torch import Tensor
 
+from rlprims.execution import ModelConfig
 from rlprims.execution.hf import StoredTraining
+from rlprims.execution.hf._router_loss import router_note
+from rlprims.fit import loop
 from rlprims.fit.config import FitConfig
-from rlprims.fit.loop import (
-    FitTrainer,
-    load_reference,
-    measure,
-    needs_reference,
-    reference_log_probs,
-    save_reference,
-    steps_of,
-)
 from rlprims.fit.rows import Reader, StoredRows
 from rlprims.reports.curves import draw_curves, read_metrics
 from rlprims.reports.progress import ProgressLine
@@ -25,7 +19,7 @@ from rlprims.reports.terminal import make_table
 from rlprims.runs.best_checkpoint import Best
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import writing
-from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
+from rlprims.runs.end_tokens import load_tokenizer
 from rlprims.runs.loggers import check_loggers
 from rlprims.runs.rows import report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
@@ -41,30 +35,13 @@ class _Parts(NamedTuple):
 
 
 def _build(config: FitConfig, console: Console) -> _Parts:
-    from transformers import AutoConfig
-
     prepare_process(config.threads)
-    path = config.model.path
-    try:
-        tokenizer, ends = load_end_tokens(path)
-    except ValueError as error:
-        raise ValueError(f"model.path: {error}") from None
-    if (wrong := end_token_mismatch(tokenizer, ends)) is not None:
-        console.print(f"warning: {path}: {wrong}", style="yellow", highlight=False, soft_wrap=True)
-    window = int(getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", 2**31))
+    tokenizer, ends, window = load_tokenizer(config.model.path, console, packing=config.model.packing)
     ends = ends or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
     reader = Reader(config.data, config.kind, tokenizer, ends, window)
     rows = _read(config.data.train, reader, console)
     held_out = _read(config.data.eval, reader, console) if config.data.eval is not None else None
-    training = StoredTraining(
-        config.model,
-        config.optimizer,
-        loss=config.loss,
-        aggregation=config.aggregation,
-        tokenizer=tokenizer,
-        updates=steps_of(config, len(rows.rows)),
-        means=config.takes_means,
-    )
+    training = _training(config, config.model, tokenizer, updates=loop.steps_of(config, len(rows.rows)))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     return _Parts(pad, training, rows, held_out)
 
@@ -72,13 +49,12 @@ def _build(config: FitConfig, console: Console) -> _Parts:
 def _read(path: Path, reader: Reader, console: Console) -> StoredRows:
     rows = reader.read(path)
     report(rows, path, console)
-    notes = (
-        (rows.filtered, f"rows were left out: a prompt has more than {reader.max_prompt} tokens, or a row than "
-         f"{reader.window}"),
+    limits = f"a prompt has more than {reader.max_prompt} tokens, or a row than {reader.window}"
+    for count, what in (
+        (rows.filtered, f"rows were left out: {limits}"),
         (rows.truncated, f"rows were cut at {reader.window} tokens"),
         (rows.equal, "pairs were left out: their responses are equal"),
-    )  # fmt: skip
-    for count, what in notes:
+    ):
         if count:
             console.print(f"{path}: {count} of {len(rows.rows) + rows.filtered + rows.equal} {what}", style="yellow")
     return rows
@@ -91,6 +67,8 @@ def fit(config: FitConfig, console: Console) -> int:
     with RunDirectory.claim(config.run_dir) as run:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = _build(config, console)
+        if config.kind != "scores" and (note := router_note(config.model)):
+            console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
         run.begin(config)
         return _FitRun(config, run, parts, console).run()
 
@@ -109,32 +87,34 @@ class _FitRun(Run):
         self.config, self.parts = config, parts
         self.held_out_reference: Tensor | None = None
         reference: Tensor | None = None
-        if needs_reference(config):  # computed from the model at the start, before a checkpoint is loaded
+        if loop.needs_reference(config):  # computed from the model at the start, before a checkpoint is loaded
             reference = self._reference(run, parts.rows, "train")
             if parts.held_out is not None:
                 self.held_out_reference = self._reference(run, parts.held_out, "eval")
-        trainer = FitTrainer(config, parts.training, parts.rows, pad_token_id=parts.pad_token_id, reference=reference)
+        pad = parts.pad_token_id
+        trainer = loop.FitTrainer(config, parts.training, parts.rows, pad_token_id=pad, reference=reference)
         never = Best(None, run.path / "best.json", stop_at=None, patience=None)
         super().__init__(config, run, parts.training, parts.training, trainer, console, never, ProgressLine)
 
     def _reference(self, run: RunDirectory, rows: StoredRows, name: str) -> Tensor:
         file, digest = run.path / f"reference_{name}.safetensors", rows.digest()
-        known = load_reference(file, digest)
+        known = loop.load_reference(file, digest)
         if known is None:
             training = self.parts.training
-            if self.config.model.reference is not None:
-                training = _reference_model(self.config, training.tokenizer)
-            known = reference_log_probs(training, rows.rows, self.config, self.parts.pad_token_id)
-            save_reference(file, known, digest)
+            if self.config.model.reference is not None:  # loaded only while its log-probs are computed
+                changes = {"path": self.config.model.reference, "reference": None, "lora": None}
+                model = self.config.model.model_copy(update=changes)
+                training = _training(self.config, model, training.tokenizer, updates=1)
+            known = loop.reference_log_probs(training, rows.rows, self.config, self.parts.pad_token_id)
+            loop.save_reference(file, known, digest)
         return known
 
     def evaluate(self) -> None:
         held_out = self.parts.held_out
         if held_out is None:
             return
-        metrics = measure(
-            self.parts.training, held_out.rows, self.config, self.parts.pad_token_id, self.held_out_reference
-        )
+        pad, reference = self.parts.pad_token_id, self.held_out_reference
+        metrics = loop.measure(self.parts.training, held_out.rows, self.config, pad, reference)
         self.write("eval", self.stepper.step_number, metrics)
         text = ", ".join(f"{name.removeprefix('pairs/')} {value:.3f}" for name, value in metrics.items())
         self.console.print(f"step {self.stepper.step_number}: groups out: {text}", highlight=False, soft_wrap=True)
@@ -175,15 +155,13 @@ class _FitRun(Run):
         self.console.print(f"plot: {plot}\n{role}: {model}", highlight=False, soft_wrap=True)
 
 
-def _reference_model(config: FitConfig, tokenizer: Any) -> StoredTraining:
-    """The reference model, which is loaded only while its log-probs are computed."""
-    model = config.model.model_copy(update={"path": config.model.reference, "reference": None, "lora": None})
+def _training(config: FitConfig, model: ModelConfig, tokenizer: Any, *, updates: int) -> StoredTraining:
     return StoredTraining(
         model,
         config.optimizer,
         loss=config.loss,
         aggregation=config.aggregation,
         tokenizer=tokenizer,
-        updates=1,
+        updates=updates,
         means=config.takes_means,
     )

@@ -7,9 +7,6 @@ from typing import Any
 def package(module: str, name: str, user: str) -> Any:
     """A module of the package ``name``, which ``user`` needs.
 
-    Raises:
-        ImportError: the package, or one that it needs, is not installed.
-
     >>> package("no_such_module.part", "no-such-package", "interop.example")
     Traceback (most recent call last):
     ImportError: interop.example needs no-such-package (No module named 'no_such_module'): pip install no-such-package

@@ -8,7 +8,7 @@ import re
 import threading
 from typing import Any
 
-from rlprims.environments import Message, Start, Step
+from rlprims.environments import FirstMessages, Message, Step
 from rlprims.interop._package import package
 
 _RESET = threading.Lock()
@@ -31,7 +31,7 @@ class Gym:
     def __init__(self, name: str, seed: int | None = None, *, package: str = "gymnasium", prompt: str = "") -> None:
         self.name, self.seed, self.package, self.prompt = name, seed, package, prompt
 
-    def reset(self) -> Start:
+    def reset(self) -> FirstMessages:
         self.environment: Any = package(self.package, self.package, "interop.gym.Gym").make(self.name)
         with _RESET:
             observation, _ = self.environment.reset(seed=self.seed)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlprims.environments import Message, Start, Step
+from rlprims.environments import FirstMessages, Message, Step
 from rlprims.interop._package import package
 
 
@@ -27,7 +27,7 @@ class OpenEnv:
     ) -> None:
         self.seed, self.url, self.action, self.observation, self.prompt = seed, url, action, observation, prompt
 
-    def reset(self) -> Start:
+    def reset(self) -> FirstMessages:
         module = package("openenv.core.generic_client", "openenv-core", "interop.openenv")
         self.client: Any = module.GenericEnvClient(base_url=self.url).sync()
         self.client.connect()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlprims.environments import Message, Start, Step
+from rlprims.environments import FirstMessages, Message, Step
 from rlprims.interop._package import package
 
 
@@ -27,17 +27,11 @@ class ReasoningGym:
     """
 
     def __init__(
-        self,
-        dataset: str,
-        index: int,
-        seed: int = 0,
-        *,
-        options: Mapping[str, Any] | None = None,
-        prompt: str = "",
+        self, dataset: str, index: int, seed: int = 0, *, options: Mapping[str, Any] | None = None, prompt: str = ""
     ) -> None:
         self.dataset, self.index, self.seed, self.options, self.prompt = dataset, index, seed, options or {}, prompt
 
-    def reset(self) -> Start:
+    def reset(self) -> FirstMessages:
         self.questions = _dataset(self.dataset, self.seed, tuple(sorted(self.options.items())))
         self.entry = self.questions[self.index]
         return [{"role": "user", "content": f"{self.prompt}{self.entry['question']}"}]

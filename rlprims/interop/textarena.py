@@ -6,7 +6,7 @@ imported when the first episode begins.
 
 from typing import Any
 
-from rlprims.environments import Message, Start, Step
+from rlprims.environments import FirstMessages, Message, Step
 from rlprims.interop._package import package
 
 
@@ -23,7 +23,7 @@ class TextArena:
     def __init__(self, name: str, seed: int | None = None) -> None:
         self.name, self.seed, self.seen = name, seed, ""
 
-    def reset(self) -> Start:
+    def reset(self) -> FirstMessages:
         self.game: Any = package("textarena", "textarena", "interop.textarena").make(self.name)
         self.game.reset(num_players=1, seed=self.seed)
         return [{"role": "user", "content": self._new_text()}]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from rlprims.algorithms import Algorithm, policy_objective, token_weights
-from rlprims.diagnostics import policy_update
+from rlprims.diagnostics import ratio_stats
 from rlprims.interop._loss_data import LOSS_DATA
 from rlprims.interop._package import package
 
@@ -45,9 +45,7 @@ def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
     problems += [f"a loss term is on {mask}" for mask in sorted(masks)]
     if problems:
         raise ValueError(f"torchrl does not have the data for the loss of {algorithm.name}: {'; '.join(problems)}")
-    if base is None:
-        base = _torchrl().GRPOLoss
-    return type("GRPOLoss", (_Hooks, base), {"algorithm": algorithm})
+    return type("GRPOLoss", (_Hooks, base or _torchrl().GRPOLoss), {"algorithm": algorithm})
 
 
 class _Hooks:
@@ -85,7 +83,7 @@ class _Hooks:
             data["entropies"] = dist.entropy()
         objective = policy_objective(algorithm, data | token_weights(algorithm, data))
         bounds = {name: algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
-        metrics = policy_update(log_probs, sampled, data["advantages"], mask, **bounds)
+        metrics = ratio_stats(log_probs, sampled, data["advantages"], mask, **bounds)
         clipped = [metrics[name].value() for name in ("clip_fraction_low", "clip_fraction_high") if name in metrics]
         log_weights = torch.where(mask, log_probs.detach() - sampled, -torch.inf).flatten()
         effective_size = (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp()

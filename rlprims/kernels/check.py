@@ -1,7 +1,4 @@
-"""Compare each kernel with its formula on this machine: outputs, gradients and time.
-
-``rlprims doctor --kernels`` and the tests use it. Import the modules that define the formulas first.
-"""
+"""Compare each kernel with its formula here: outputs, gradients, time. Import the modules of the formulas first."""
 
 from collections.abc import Callable
 from statistics import median
@@ -58,9 +55,7 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
 
 def missing(module: str, device_type: str) -> str | None:
     """The reason why this kernel cannot run here; None if it can."""
-    if device_type == "cuda" and not torch.cuda.is_available():
-        return "no CUDA device here"
-    return None
+    return "no CUDA device here" if device_type == "cuda" and not torch.cuda.is_available() else None
 
 
 def compare(name: str, module: str, device: torch.device) -> Comparison:

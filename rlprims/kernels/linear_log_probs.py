@@ -1,8 +1,6 @@
 """Log-probs, or a loss, from hidden states and the LM head, one tile of tokens at a time.
 
-The logits of the whole batch are never in memory. All tiles use the same buffer. Backward computes the logits again and
-overwrites them with their gradient. A tile has the whole vocabulary, so that the gradient of the hidden states is
-rounded once.
+All tiles use the same buffer. Backward computes the logits again and overwrites them with their gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from rlprims.kernels import ACCELERATED, without_autocast
 from rlprims.kernels.log_probs import differentiable_gradients, kept_of, row_blocks, weighted_sum, write_gradient
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**24, 2**28
 """Elements of one tile. On a CPU a product runs at full speed from 64 MiB of float32; a GPU needs about 1,000 rows."""
@@ -31,7 +29,7 @@ def linear_log_probs(
     token_ids: Tensor,
     temperature: float,
     soft_cap: float | None,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, in the shape of ``token_ids``."""
     states = hidden.reshape(-1, hidden.shape[-1])
@@ -49,7 +47,7 @@ class _LinearLogProbs(torch.autograd.Function):
         token_ids: Tensor,
         temperature: float,
         soft_cap: float | None,
-        kept: Kept | None,
+        kept: SamplingSupport | None,
     ) -> tuple[Tensor, Tensor]:
         score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
         parts = [score(logits, tokens) for logits, tokens in _logits_in_blocks(hidden, head_weight)]
@@ -86,7 +84,7 @@ def linear_token_loss(
     total_loss: Callable[..., Tensor],
     temperature: float,
     soft_cap: float | None,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +117,7 @@ class _LinearTokenLoss(torch.autograd.Function):
         total: Total,
         temperature: float,
         soft_cap: float | None,
-        kept: Kept | None,
+        kept: SamplingSupport | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
         count, dtype = hidden.shape[0], torch.promote_types(head_weight.dtype, torch.float32)
@@ -155,10 +153,8 @@ class _LinearTokenLoss(torch.autograd.Function):
             total = ctx.total(log_probs, slice(None))
             return *_if_needed([total], [grad], (hidden, head_weight), ctx.needs_input_grad), *[None] * 5
         if ctx.gradients is None:
-            raise RuntimeError(
-                "backward of fused_loss ran twice, expected once: its gradients are freed afterwards; call fused_loss "
-                "again"
-            )
+            freed = "its gradients are freed afterwards; call fused_loss again"
+            raise RuntimeError(f"backward of fused_loss ran twice, expected once: {freed}")
         gradients, ctx.gradients = ctx.gradients, None
         return *(None if x is None else x.mul_(grad) for x in gradients), *[None] * 5
 
@@ -168,7 +164,7 @@ def _scorer(
     token_ids: Tensor,
     temperature: float,
     soft_cap: float | None,
-    kept: Kept | None,
+    kept: SamplingSupport | None,
     *,
     with_entropies: bool = True,
 ) -> Callable[[Tensor, slice], tuple[Tensor, Any]]:

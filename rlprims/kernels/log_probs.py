@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlprims.kernels import ACCELERATED
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**26
 """Elements of one block. On a CPU 1 MiB of float32 stays in a cache; a GPU needs few and large blocks."""
@@ -23,30 +23,30 @@ def log_probs_and_entropies(
     soft_cap: float | None = None,
     with_entropies: bool = True,
     overwrite: bool = False,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs (..., K), and entropies (...), or None without ``with_entropies``."""
     leading, ids_per_row = logits.shape[:-1], token_ids.shape[-1]
     rows = leading.numel()
-    log_probs, entropies = _LogProbsAndEntropies.apply(
-        logits.reshape(rows, logits.shape[-1]),
-        token_ids.reshape(rows, ids_per_row),
-        (temperature, soft_cap, with_entropies),
-        overwrite,
-        kept,
-    )
+    flat = logits.reshape(rows, logits.shape[-1]), token_ids.reshape(rows, ids_per_row)
+    options = (temperature, soft_cap, with_entropies)
+    log_probs, entropies = _LogProbsAndEntropies.apply(*flat, options, overwrite, kept)
     return log_probs.reshape(token_ids.shape), entropies.reshape(leading) if with_entropies else None
 
 
 class _LogProbsAndEntropies(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, token_ids: Tensor, options: tuple[Any, ...], overwrite: bool, kept: Kept | None
+        ctx: Any,
+        logits: Tensor,
+        token_ids: Tensor,
+        options: tuple[Any, ...],
+        overwrite: bool,
+        kept: SamplingSupport | None,
     ) -> tuple[Tensor, Tensor | None]:
         formula = ACCELERATED["log_probs_and_entropies"].formula
-        parts = [
-            formula(logits[rows], token_ids[rows], *options, kept=kept_of(rows, kept)) for rows in row_blocks(logits)
-        ]
+        blocks = row_blocks(logits)
+        parts = [formula(logits[rows], token_ids[rows], *options, kept=kept_of(rows, kept)) for rows in blocks]
         log_probs, entropies = zip(*parts, strict=True)
         ctx.save_for_backward(logits, token_ids)
         ctx.options, ctx.overwrite, ctx.kept = options, overwrite, kept
@@ -83,12 +83,12 @@ def row_blocks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, max(1, logits.shape[0]), rows))
 
 
-def kept_of(rows: slice, kept: Kept | None) -> Kept | None:
+def kept_of(rows: slice, kept: SamplingSupport | None) -> SamplingSupport | None:
     """The kept sets of some rows; their bounds are read on the host."""
     if kept is None:
         return None
     offsets = kept.offsets[rows.start : rows.stop + 1]
-    return Kept(kept.ids[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+    return SamplingSupport(kept.ids[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
 
 def weighted_sum(outputs: Sequence[Tensor | None], weights: Sequence[Tensor | None], rows: slice) -> Tensor:

@@ -19,8 +19,7 @@ class Comparison:
     Attributes:
         settings: the settings that differ from the first algorithm's.
         responses: the columns ``step``, ``group_ids``, ``scores`` and ``answer`` if the batch has them; and per
-            algorithm ``push``, the sum of the tokens' gradients, and ``share``, the tokens' part of the sum of all
-            |gradient|.
+            algorithm ``push``, the sum of the tokens' gradients, and ``share``, their part of all |gradient|.
         tokens: advantage, gradient and cause per token and algorithm, as in :func:`simulate`; ``change`` is the
             gradient minus the first algorithm's.
     """
@@ -39,8 +38,7 @@ class Comparison:
 def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> Comparison:
     """Compare algorithms on the same rollouts.
 
-    Each algorithm is compared with the first one. Columns are named ``<what> <algorithm>``; algorithms with the same
-    name are numbered.
+    Each algorithm is compared with the first one. Columns are named ``<what> <algorithm>``; equal names are numbered.
 
     Raises:
         ValueError: fewer than two algorithms, or a batch without data that one of them needs.
@@ -52,22 +50,14 @@ def compare(algorithms: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> 
     first = names[0]
     place = {key: tables[first][key] for key in ("row", "position", "token") if key in tables[first].columns}
     gradients = {name: table["gradient"] for name, table in tables.items()}
-    changes = {
-        f"change {name}": [b - a for a, b in zip(gradients[first], gradients[name], strict=True)] for name in names[1:]
-    }
-    tokens = {
-        **place,
-        **{f"advantage {name}": table["advantage"] for name, table in tables.items()},
-        **{f"gradient {name}": column for name, column in gradients.items()},
-        **changes,
-        **{f"cause {name}": table["cause"] for name, table in tables.items()},
-    }
+    tokens = place | {f"advantage {name}": table["advantage"] for name, table in tables.items()}
+    tokens |= {f"gradient {name}": column for name, column in gradients.items()}
+    for name in names[1:]:
+        tokens[f"change {name}"] = [b - a for a, b in zip(gradients[first], gradients[name], strict=True)]
+    tokens |= {f"cause {name}": table["cause"] for name, table in tables.items()}
     shaded = tuple(name for name in tokens if name.startswith(("gradient ", "change ")))
-    return Comparison(
-        settings=_settings(names, algorithms),
-        responses=_responses(place["row"], gradients, batch),
-        tokens=Table(tokens, "tokens", coloured=shaded),
-    )
+    responses = _responses(place["row"], gradients, batch)
+    return Comparison(_settings(names, algorithms), responses, Table(tokens, "tokens", coloured=shaded))
 
 
 def _names(algorithms: Sequence[Algorithm]) -> list[str]:

@@ -33,7 +33,10 @@ def explain(algorithm: str | Algorithm) -> Page:
         if algorithm not in PRESETS:
             raise ValueError(f"no preset {algorithm!r}, expected one of {', '.join(sorted(PRESETS))}")
         about, algorithm = _body(PRESETS[algorithm]), PRESETS[algorithm]()
-    parts = [algorithm.name, about, _shape(algorithm)]
+    filtered = f", groups filtered by {algorithm.filter.metric}" if algorithm.filter else ""
+    batches = f"{algorithm.epochs} epochs of {algorithm.mini_batches} mini-batches per training batch"
+    shape = f"{algorithm.group_size} responses per prompt{filtered}; {batches}"
+    parts = [algorithm.name, about, f"{shape}\nneeds {', '.join(sorted(algorithm.needs))}"]
     papers = dict.fromkeys(_PAPER.findall(about), "the algorithm")
     for stage, part in algorithm.uses():
         body = _body(part.fn)
@@ -45,15 +48,6 @@ def explain(algorithm: str | Algorithm) -> Page:
     findings = [f"  {finding.severity}: {finding.message}" for finding in check(algorithm)]
     parts.append("\n".join(["findings", *findings]) if findings else "")
     return Page("\n\n".join(filter(None, parts)))
-
-
-def _shape(algorithm: Algorithm) -> str:
-    filtered = f", groups filtered by {algorithm.filter.metric}" if algorithm.filter else ""
-    return (
-        f"{algorithm.group_size} responses per prompt{filtered}; "
-        f"{algorithm.epochs} epochs of {algorithm.mini_batches} mini-batches per training batch\n"
-        f"needs {', '.join(sorted(algorithm.needs))}"
-    )
 
 
 def _body(fn: Callable[..., Any]) -> str:

@@ -15,7 +15,7 @@ from rlprims.ended import Ended
 from rlprims.execution import ModelConfig, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import from_logits
-from rlprims.runs.records import Row, read_rollouts
+from rlprims.runs.records import RecordedRow, read_rollouts
 
 Tokenize = Callable[[str], list[str]]
 
@@ -80,13 +80,12 @@ def _temperature(run: Path) -> float:
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     sampling = Sampling.model_validate(config.get("sampling", {}))
     if sampling.truncates:
-        raise ValueError(
-            f"{run} sampled with top_k, top_p or min_p: policy= compares whole distributions; load it without policy"
-        )
+        how = f"{run} sampled with top_k, top_p or min_p"
+        raise ValueError(f"{how}: policy= compares whole distributions; load it without policy")
     return sampling.temperature
 
 
-def _log_probs(rows: Sequence[Row], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
+def _log_probs(rows: Sequence[RecordedRow], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
     """Compute the log-probs row by row, which is fast enough for a few rollouts."""
     if not all(row.prompt_ids and len(row.response_ids) == len(row.tokens) for row in rows):
         raise ValueError("policy=: some rows have no prompt_ids or response_ids, expected both in every row")
@@ -155,14 +154,14 @@ def _text_of(text: Any) -> str:
     return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
 
 
-def _record(row: Row, episodes: bool) -> dict[str, Any]:
+def _record(row: RecordedRow, episodes: bool) -> dict[str, Any]:
     optional = {
         "response_ids": row.response_ids or None,
         "rollout_log_probs": row.log_probs or None,
         "old_log_probs": (row.old_log_probs or row.log_probs) if row.log_probs else None,
         "baseline_score": row.baseline_score,
         "score": math.nan if row.score is None else row.score,
-        "ended": int(Ended.of(row.ended)) if row.ended else None,
+        "ended": int(Ended.from_label(row.ended)) if row.ended else None,
         "group": row.group,
         **{name: value for name, value in row.columns.items() if isinstance(value, int | float)},
         # Tokens between the model's turns are outside the mask.
@@ -195,9 +194,8 @@ def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize
             row["response_tokens"] = tokenize(str(row.get("response", "")))
         different = {name for name in {*row, *rows[0]} if (name in row) != (name in rows[0])}
         if different:
-            raise ValueError(
-                f"{source}: response {at} and the first differ in {sorted(different)}, expected the same names in all"
-            )
+            names = f"{sorted(different)}, expected the same names in all"
+            raise ValueError(f"{source}: response {at} and the first differ in {names}")
     lengths = [_length(row, f"{source}, response {at}") for at, row in enumerate(rows)]
     width = max(*lengths, 1)
     tensors = {"response_mask": torch.arange(width) < torch.tensor(lengths)[:, None]}

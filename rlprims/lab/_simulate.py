@@ -6,20 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import (
-    Algorithm,
-    Part,
-    component_scores,
-    estimate_advantages,
-    fill_invalid_scores,
-    filter_groups,
-    leave_out_rows,
-    mask_turns,
-    objective_parts,
-    policy_objective,
-    shape_scores,
-    token_weights,
-)
+from rlprims import algorithms
+from rlprims.algorithms import Algorithm, ObjectiveTerm
+from rlprims.algorithms._algorithm import check_algorithm
 from rlprims.data_proto import DataProto
 from rlprims.grouping import dense_ids
 from rlprims.lab._display import Table
@@ -64,6 +53,7 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
     Raises:
         ValueError: the batch lacks data that a stage needs. The message names them.
     """
+    check_algorithm(algorithm)
     data = tensors_of(batch)
     mask = data["response_mask"]
     controller = algorithm.kl_in_reward.controller({}) if algorithm.kl_in_reward else None
@@ -90,9 +80,9 @@ def _update(
     """The objective, and the numbers and causes of the rows that are trained on."""
     mask, log_probs = data["response_mask"], data["log_probs"].detach().clone().requires_grad_()
     update = weighed(algorithm, {**data, "log_probs": log_probs}, generator)
-    objective = policy_objective(algorithm, update)
+    objective = algorithms.policy_objective(algorithm, update)
     (gradient,) = torch.autograd.grad(objective, log_probs)
-    shares = torch.stack([_shares(part, update) for part in objective_parts(algorithm)]).sum(0)
+    shares = torch.stack([_shares(part, update) for part in algorithms.objective_parts(algorithm)]).sum(0)
     policy = algorithm.policy_loss(update)
     (policy_gradient,) = torch.autograd.grad(policy.sum(), log_probs)
     a = torch.where(mask, update["advantages"], 0.0)
@@ -101,14 +91,9 @@ def _update(
     flat = mask & (a != 0) & (policy_gradient == 0)
     ratio = log_ratio(log_probs, update["old_log_probs"], mask).exp()
     side = torch.where(flat, _side(ratio, -policy / safe, a), 0.0)
-    numbers = {
-        "advantage": a,
-        "weight": weight,
-        "coefficient": torch.where(a == 0, 0.0, -policy_gradient / safe),
-        "loss_share": shares,
-        "gradient": -gradient,
-        "side": side,
-    }
+    coefficient = torch.where(a == 0, 0.0, -policy_gradient / safe)
+    numbers = {"advantage": a, "weight": weight, "coefficient": coefficient}
+    numbers |= {"loss_share": shares, "gradient": -gradient, "side": side}
     # If several causes apply to a token, the last one is shown.
     marks = [("clipped", flat), *_weighers(algorithm, update, generator), ("no advantage", a == 0), ("masked", ~mask)]
     causes = torch.zeros(mask.shape, dtype=torch.int64)
@@ -119,7 +104,7 @@ def _update(
     return float(objective.detach()), detached, [[names[cause] for cause in row] for row in causes.tolist()]
 
 
-def _shares(part: Part, data: dict[str, Tensor]) -> PerToken:
+def _shares(part: ObjectiveTerm, data: dict[str, Tensor]) -> PerToken:
     """Each token's contribution to a part of the objective: its loss times the derivative of the mean."""
     losses = part.losses(data).detach().requires_grad_()
     (derivative,) = torch.autograd.grad(part.mean(data, losses), losses)
@@ -143,7 +128,7 @@ def _weighers(algorithm: Algorithm, data: dict[str, Tensor], generator: torch.Ge
     marks = [(str(algorithm.token_selection), data["loss_weights"] == 0)]
     corrections_only = algorithm.replace(token_selection=None, loss_terms=())
     for part in algorithm.corrections:
-        weights = token_weights(corrections_only.replace(corrections=(part,)), data, generator=generator)
+        weights = algorithms.token_weights(corrections_only.replace(corrections=(part,)), data, generator=generator)
         marks.append((str(part), weights["loss_weights"] == 0))
     return marks
 
@@ -179,24 +164,18 @@ def _table(
 
 
 class Prepared(NamedTuple):
-    """The rows that are trained on, and their data for the loss.
-
-    Attributes:
-        kept: bool (B,), the rows that are trained on.
-        reasons: for each row the reason that it is not trained on, or None.
-        data: the tensors of the kept rows, with advantages.
-    """
-
     kept: Tensor
+    """bool (B,), the rows that are trained on."""
     reasons: list[str | None]
+    """For each row the reason that it is not trained on, or None."""
     data: dict[str, Tensor]
+    """The tensors of the kept rows, with advantages."""
 
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:
     """The named tensors of a batch, which must be padded. Missing log-probs are filled in, so that ratios are 1.
 
-    Missing ``old_log_probs`` are ``rollout_log_probs``, else ``log_probs``, else 0; the other two are then
-    ``old_log_probs``.
+    Missing ``old_log_probs`` are ``rollout_log_probs``, else ``log_probs``, else 0; the other two then equal them.
     """
     columns = batch.batch.items() if isinstance(batch, DataProto) else batch.items()
     data = {str(name): column for name, column in columns if isinstance(column, Tensor)}
@@ -207,9 +186,8 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
         raise ValueError(f"the batch has no response_mask, expected bool (B, T); it has {sorted(data)}")
     mask = data["response_mask"] = data["response_mask"].bool()
     if mask.dim() != 2 or "cu_seqlens" in data:
-        raise ValueError(
-            f"response_mask has shape {tuple(mask.shape)}, expected (B, T); use layout.unpack to pad packed tokens"
-        )
+        shape = tuple(mask.shape)
+        raise ValueError(f"response_mask has shape {shape}, expected (B, T); use layout.unpack to pad packed tokens")
     known = [data[n].detach() for n in ("old_log_probs", "rollout_log_probs", "log_probs") if n in data]
     old = known[0] if known else torch.zeros(mask.shape)
     return {"log_probs": old, "old_log_probs": old, "rollout_log_probs": old, **data}
@@ -225,21 +203,21 @@ def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float 
     if "group_ids" not in data:
         raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
     data = {**data, "group_ids": dense_ids(data["group_ids"])}
-    data |= leave_out_rows(algorithm, data)
-    data |= fill_invalid_scores(algorithm, data)
-    data |= component_scores(algorithm, data)
-    data |= shape_scores(algorithm, data)
-    reasons = filter_groups(algorithm, data)
+    data |= algorithms.leave_out_rows(algorithm, data)
+    data |= algorithms.fill_invalid_scores(algorithm, data)
+    data |= algorithms.component_scores(algorithm, data)
+    data |= algorithms.shape_scores(algorithm, data)
+    reasons = algorithms.filter_groups(algorithm, data)
     kept = torch.tensor([reason is None for reason in reasons])
     data = {name: column[kept] for name, column in data.items()}
     if kept.any():
         data["group_ids"] = dense_ids(data["group_ids"])
-        data |= estimate_advantages(algorithm, data, kl_coef=kl_coef)
-        data |= mask_turns(algorithm, data)
+        data |= algorithms.estimate_advantages(algorithm, data, kl_coef=kl_coef)
+        data |= algorithms.mask_turns(algorithm, data)
     return Prepared(kept, reasons, data)
 
 
 def weighed(algorithm: Algorithm, data: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     """``data`` of one update with the weights that its losses need."""
     before = {**data, "log_probs": data["log_probs"].detach()}
-    return {**data, **token_weights(algorithm, before, generator=generator)}
+    return {**data, **algorithms.token_weights(algorithm, before, generator=generator)}

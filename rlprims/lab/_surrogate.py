@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import Algorithm, Use, use
+from rlprims.algorithms import Algorithm, BoundFunction, use
 from rlprims.lab._display import Table, figure
 
 _COLOURS = {1: "#00803c", -1: "#c8322d"}  # one line is also dashed, for colour-blind readers
@@ -40,9 +40,8 @@ class Surrogate:
         picture = figure(9, 3.4)
         axes = picture.subplots(1, 2)
         picture.suptitle(self.name, fontsize=11)
-        for axis, what, label in zip(
-            axes, (self.loss, self.coefficient), ("loss", "coefficient  −∂loss/∂log π / A"), strict=True
-        ):
+        shown = ((self.loss, "loss"), (self.coefficient, "coefficient  −∂loss/∂log π / A"))
+        for axis, (what, label) in zip(axes, shown, strict=True):
             for sign, values in what.items():
                 style = {"color": _COLOURS[sign], "linestyle": "-" if sign > 0 else "--", "linewidth": 2}
                 axis.plot(self.ratio, values, label=f"A = {sign:+d}".replace("-", "−"), **style)
@@ -60,7 +59,7 @@ class Surrogate:
 
 
 def surrogate(
-    loss: Algorithm | Use | Callable[..., Tensor], ratios: Tensor | None = None, *, probability: float = 0.1
+    loss: Algorithm | BoundFunction | Callable[..., Tensor], ratios: Tensor | None = None, *, probability: float = 0.1
 ) -> Surrogate:
     """A policy loss and its gradient over a grid of ratios, for both signs of the advantage, by autograd.
 
@@ -69,8 +68,7 @@ def surrogate(
     Args:
         loss: a loss, bound by ``use`` or not, or an algorithm, whose policy loss is used.
         ratios: float (K,), above 0; 0.02 to 2.5 by default.
-        probability: the token's probability under the old policy, the sampler and the reference, for losses that bound
-            a difference of probabilities.
+        probability: of the token in old policy, sampler and reference, for losses that bound a probability difference.
 
     Raises:
         ValueError: ratios for which a probability would be above 1, or a loss that needs other data.
@@ -79,27 +77,19 @@ def surrogate(
     >>> surrogate(losses.clipped_surrogate, torch.tensor([0.5, 1.0, 1.5])).coefficient
     {1: tensor([0.5000, 1.0000, 0.0000]), -1: tensor([0.0000, 1.0000, 1.5000])}
     """
-    bound = loss.policy_loss if isinstance(loss, Algorithm) else loss if isinstance(loss, Use) else use(loss)
+    bound = loss.policy_loss if isinstance(loss, Algorithm) else loss if isinstance(loss, BoundFunction) else use(loss)
     ratio = torch.linspace(0.02, 2.5, 249) if ratios is None else torch.as_tensor(ratios)
     if not (0 < probability < 1) or bool((ratio <= 0).any()) or bool((ratio * probability > 1).any()):
-        raise ValueError(
-            f"probability={probability} and ratios from {ratio.min():g} to {ratio.max():g}, expected both above 0 and "
-            "probability × ratio at most 1"
-        )
+        given = f"probability={probability} and ratios from {ratio.min():g} to {ratio.max():g}"
+        raise ValueError(f"{given}, expected both above 0 and probability × ratio at most 1")
     losses, coefficients = {}, {}
     for sign in (1, -1):
         old = torch.full_like(ratio, probability).log()[:, None]
         log_probs = (old + ratio.log()[:, None]).requires_grad_()
-        values = bound(
-            {
-                "log_probs": log_probs,
-                **dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), old),
-                "advantages": torch.full_like(old, float(sign)),
-                "response_mask": torch.ones_like(old, dtype=torch.bool),
-                "expert_mask": torch.zeros_like(old, dtype=torch.bool),
-                "group_ids": torch.arange(len(old)),
-            }
-        )
+        data = {"log_probs": log_probs, "advantages": torch.full_like(old, float(sign))}
+        data |= dict.fromkeys(("old_log_probs", "rollout_log_probs", "ref_log_probs"), old)
+        data |= {"response_mask": torch.ones_like(old, dtype=torch.bool), "group_ids": torch.arange(len(old))}
+        values = bound({**data, "expert_mask": torch.zeros_like(old, dtype=torch.bool)})
         (gradient,) = torch.autograd.grad(values.sum(), log_probs)
         losses[sign], coefficients[sign] = values.detach()[:, 0], -sign * gradient[:, 0] + 0.0
     return Surrogate(str(bound), ratio, losses, coefficients)

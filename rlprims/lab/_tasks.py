@@ -52,10 +52,8 @@ class TabularTask:
         self.masks = torch.arange(length) < lengths[:, None]
         results = [[score(p, tokens) for tokens in self.listed] for p in range(prompts)]
         rows = [[one if isinstance(one, Mapping) else {"score": one} for one in row] for row in results]
-        self.columns = {
-            name: torch.tensor([[float(one[name]) for one in row] for row in rows], dtype=torch.float64)
-            for name in rows[0][0]
-        }
+        columns = {name: [[float(one[name]) for one in row] for row in rows] for name in rows[0][0]}
+        self.columns = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
 
     def uniform(self) -> Tensor:
         """The logits of the uniform policy, float64."""
@@ -153,9 +151,7 @@ def bandit(scores: Sequence[Sequence[float]]) -> TabularTask:
     """
     if len({len(row) for row in scores}) != 1:
         raise ValueError(f"scores has rows of {sorted({len(row) for row in scores})} arms, expected equal lengths")
-    return TabularTask(
-        lambda prompt, response: scores[prompt][response[0]], prompts=len(scores), vocabulary=len(scores[0])
-    )
+    return TabularTask(lambda prompt, arm: scores[prompt][arm[0]], prompts=len(scores), vocabulary=len(scores[0]))
 
 
 def stop_after(wanted: Sequence[int] = (1, 3), *, length: int = 6) -> TabularTask:
@@ -177,7 +173,7 @@ def _cut(tokens: tuple[int, ...], stop: int | None) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class Training:
+class TabularTraining:
     """The result of a training.
 
     Attributes:
@@ -209,7 +205,7 @@ def train(
     learning_rate: float = 0.1,
     logits: Tensor | None = None,
     seed: int = 0,
-) -> Training:
+) -> TabularTraining:
     """Train a tabular policy by any algorithm: sample, score, filter, estimate, update; Adam on the logits.
 
     Groups that the filter drops are not sampled again: such a step trains on the remaining groups. If the algorithm
@@ -245,17 +241,13 @@ def train(
             for part in torch.randperm(rows, generator=generator).tensor_split(algorithm.mini_batches):
                 if len(part):
                     optimizer.zero_grad()
-                    torch.autograd.backward(_objective(task, algorithm, policy, critic, _rows(data, part), generator))
+                    mini = {name: column[part] for name, column in data.items()}
+                    mini["group_ids"] = dense_ids(mini["group_ids"])
+                    torch.autograd.backward(_objective(task, algorithm, policy, critic, mini, generator))
                     optimizer.step()
         logits_at.append(policy.detach().clone())
     expected = {name: [float(task.expected_score(at, name)) for at in logits_at] for name in task.columns}
-    return Training(algorithm.name, expected, logits_at[-1], critic.detach())
-
-
-def _rows(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    part = {name: column[rows] for name, column in data.items()}
-    part["group_ids"] = dense_ids(part["group_ids"])
-    return part
+    return TabularTraining(algorithm.name, expected, logits_at[-1], critic.detach())
 
 
 def _objective(

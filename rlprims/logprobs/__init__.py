@@ -5,16 +5,16 @@ For a large vocabulary use :func:`from_hidden`, or :func:`fused_loss`, which als
 code their kernels never have the logits of all tokens in memory.
 
 **Truncated sampling.** With top-k, top-p or min-p a sampler draws from a set K of the vocabulary and renormalizes. All
-of these functions take the set of each token as ``kept``, a :class:`rlprims.types.Kept`, and then compute within it:
-log π_K(a) = z_a − logsumexp_{v∈K} z_v, and the entropy over K (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Pass the
-sets for the policy, the old policy and the reference. Without them the ratio to the sampler's log-probs is S =
-Σ_{v∈K} π_v on policy, where it should be 1; ``diagnostics.kept_mass`` is its mean. Use the sets that the sampler
-recorded: if the trainer filters its own logits again, rounding may remove the token that was drawn.
+of these functions take the set of each token as ``kept``, a :class:`rlprims.types.SamplingSupport`, and then compute
+within it: log π_K(a) = z_a − logsumexp_{v∈K} z_v, and the entropy over K (DeepSeek-V3.2, arXiv:2512.02556, section
+3.1). Pass the sets for the policy, the old policy and the reference. Without them the ratio to the sampler's log-probs
+is S = Σ_{v∈K} π_v on policy, where it should be 1; ``diagnostics.support_mass`` is its mean. Use the sets that the
+sampler recorded: if the trainer filters its own logits again, rounding may remove the token that was drawn.
 
 >>> import torch
->>> from rlprims.types import Kept
+>>> from rlprims.types import SamplingSupport
 >>> logits, tokens = torch.tensor([[4.0, 3.0, 1.0], [4.0, 3.0, 1.0]]).log(), torch.tensor([0, 0])
->>> kept = Kept(ids=torch.tensor([0, 1]), offsets=torch.tensor([0, 2, 2]))  # the second token: drawn from all
+>>> kept = SamplingSupport(ids=torch.tensor([0, 1]), offsets=torch.tensor([0, 2, 2]))  # the second: from all
 >>> from_logits(logits, tokens, kept).exp()
 tensor([0.5714, 0.5000])
 >>> from_logits(logits, tokens).exp()
@@ -26,11 +26,6 @@ from rlprims.logprobs._from_logits import LogProbs, entropy_from_logits, from_lo
 from rlprims.logprobs._fused_loss import FusedLoss, fused_loss
 
 __all__ = [
-    "FusedLoss",
-    "LogProbs",
-    "entropy_from_logits",
-    "from_hidden",
-    "from_logits",
-    "from_logits_with_entropy",
+    "FusedLoss", "LogProbs", "entropy_from_logits", "from_hidden", "from_logits", "from_logits_with_entropy",
     "fused_loss",
-]
+]  # fmt: skip

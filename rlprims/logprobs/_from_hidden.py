@@ -9,8 +9,8 @@ from rlprims._described import described
 from rlprims._sharding import check_vocab, shared
 from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_logits import LogProbs, check_kept, log_probs_and_entropies
-from rlprims.masking import check_placements, check_temperature, check_tensors, upcast
-from rlprims.types import Kept, VocabShard
+from rlprims.masking import check_above, check_placements, check_temperature, check_tensors, upcast
+from rlprims.types import SamplingSupport, VocabShard
 
 
 @accelerated(cpu="linear_log_probs", cuda="linear_log_probs", differentiable=True)
@@ -20,13 +20,10 @@ def linear_log_probs(
     token_ids: Tensor,
     temperature: float,
     soft_cap: float | None,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     vocab: VocabShard | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of the logits z = hidden @ head_weightᵀ, or of c · tanh(z / c).
-
-    A hidden state with NaN or Inf gives NaN; it adds nothing to its own gradient or to that of the head.
-    """
+    """Log-probs and entropies of the logits z = hidden @ head_weightᵀ, or of c · tanh(z / c)."""
     finite = hidden.isfinite().all(-1)
     states = torch.where(finite[..., None], shared(vocab, hidden), 0.0)
     with without_autocast(hidden):
@@ -43,7 +40,7 @@ def from_hidden(
     hidden: Annotated[Tensor, "float (..., H)"],
     head_weight: Annotated[Tensor, "float (V, H)"],
     token_ids: Tensor,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     *,
     temperature: float = 1.0,
     soft_cap: float | None = None,
@@ -63,8 +60,6 @@ def from_hidden(
 
     Args:
         token_ids: int64 (...), in [0, V).
-        kept: the ids that each token was sampled from, its own among them; None: from the whole vocabulary. See
-            :func:`from_logits`. The kernel makes their mask for one tile at a time.
         vocab: if head_weight is this rank's rows of the head; see :class:`rlprims.types.VocabShard`. The gradient of
             hidden is summed over the ranks in backward. No kernel is used: the logits of the shard are in memory.
 
@@ -104,5 +99,4 @@ def check_head(
             f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
             f"expected int64 {tuple(hidden.shape[:-1])}: one token for each hidden state"
         )
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap={soft_cap}, expected a number above 0, or None for logits without a cap")
+    check_above(0, ", or None for logits without a cap", soft_cap=soft_cap)

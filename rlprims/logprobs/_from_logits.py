@@ -10,7 +10,7 @@ from rlprims._described import described
 from rlprims._sharding import check_vocab, columns_of, entries, max_over, sum_over
 from rlprims.kernels import accelerated, are_readable
 from rlprims.masking import check_logits, check_tensors, upcast
-from rlprims.types import Kept, PerToken, VocabShard
+from rlprims.types import PerToken, SamplingSupport, VocabShard
 
 LEAST_Z = -1000.0
 """exp of it is 0 even in float64. The entropy clamps z to it, so that p · z is 0 for a banned token (z = −inf)."""
@@ -31,7 +31,7 @@ def log_probs_and_entropies(
     soft_cap: float | None = None,
     with_entropies: bool = True,
     overwrite: bool = False,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     vocab: VocabShard | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log p of the tokens (..., K), and H = −Σ p log p of the rows (...) if requested.
@@ -40,8 +40,7 @@ def log_probs_and_entropies(
     nats per token. The largest logit of a row is subtracted first, which changes no probability, so that
     1 <= Σ exp z <= V. A row whose largest logit is NaN or infinite has no distribution: it gives NaN and gradient 0.
 
-    ``overwrite`` allows a kernel to write the gradient over the logits. If the logits are a shard, sums over V are
-    summed over all shards of ``vocab``.
+    ``overwrite`` allows a kernel to write the gradient over the logits. Sums over V are over all shards of ``vocab``.
     """
     logits = upcast(logits)
     if soft_cap is not None:
@@ -65,7 +64,7 @@ def log_probs_and_entropies(
 def from_logits(
     logits: Tensor,
     token_ids: Tensor,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     *,
     temperature: float = 1.0,
     inplace_backward: bool = False,
@@ -77,25 +76,22 @@ def from_logits(
     with z = logits / temperature (DeepSeek-V3.2, arXiv:2512.02556, section 3.1, "Keep Sampling Mask"). Without it a
     sampler with top-k, top-p or min-p and a trainer of the same weights differ by log S, S = Σ_{v∈K} π_v.
 
-    Computed in float32 for any dtype of the logits. Banned tokens (logit −inf) are allowed. Use the temperature of the
-    sampler, otherwise the ratio to its log-probs is not 1 on policy. A row with NaN, or without a finite logit, gives
-    NaN and gradient 0.
+    Computed in float32 for any dtype of the logits. Banned tokens (logit −inf) are allowed. Use the sampler's
+    temperature, else the ratio is not 1 on policy. A row with NaN, or without a finite logit, gives NaN and gradient 0.
 
     Args:
         kept: the ids that each token was sampled from, for the N = B·T rows of logits; None: from the whole vocabulary.
             A token (...) outside its set is an error on a CPU outside transforms, elsewhere it has log-prob −inf.
         inplace_backward: if a kernel is used, the gradient overwrites the logits, and no second (..., V) is allocated.
-            They must be no leaf, and must not be read after backward. If the backward of another function reads them,
-            torch raises.
-        vocab: if the logits are this rank's columns of the vocabulary; see :class:`rlprims.types.VocabShard`. No kernel
-            is used.
+            They must be no leaf, and must not be read after backward; torch raises if another backward does.
+        vocab: if the logits are this rank's columns of the vocabulary; no kernel is used.
 
     Returns:
         float32 (or float64 if given) in nats, like token_ids.
 
     >>> from_logits(torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([1]))
     tensor([-0.6931])
-    >>> from_logits(torch.zeros(1, 3), torch.tensor([1]), Kept(torch.tensor([0, 1]), torch.tensor([0, 2])))
+    >>> from_logits(torch.zeros(1, 3), torch.tensor([1]), SamplingSupport(torch.tensor([0, 1]), torch.tensor([0, 2])))
     tensor([-0.6931])
     """
     ids = _check(logits, token_ids, kept, temperature, inplace_backward, vocab)
@@ -105,14 +101,12 @@ def from_logits(
 
 @described
 def entropy_from_logits(
-    logits: Tensor, kept: Kept | None = None, *, temperature: float = 1.0, vocab: VocabShard | None = None
+    logits: Tensor, kept: SamplingSupport | None = None, *, temperature: float = 1.0, vocab: VocabShard | None = None
 ) -> PerToken:
     """Entropy of softmax(logits / temperature): H = −Σ_j p_j log p_j, with 0 log 0 = 0.
 
-    With ``kept`` it is that of the truncated policy: p = π_K, and the sum is over K.
-
-    Computed in float32 for any dtype of the logits. A row with NaN, or without a finite logit, gives NaN and
-    gradient 0.
+    With ``kept`` it is that of the truncated policy: p = π_K, and the sum is over K. Computed in float32 for any dtype
+    of the logits. A row with NaN, or without a finite logit, gives NaN and gradient 0.
 
     Returns:
         float32 (or float64 if given) in nats, (...), between 0 and log V.
@@ -134,7 +128,7 @@ def entropy_from_logits(
 def from_logits_with_entropy(
     logits: Tensor,
     token_ids: Tensor,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     *,
     temperature: float = 1.0,
     inplace_backward: bool = False,
@@ -142,8 +136,7 @@ def from_logits_with_entropy(
 ) -> LogProbs:
     """:func:`from_logits` and :func:`entropy_from_logits` from one softmax.
 
-    Both are in one graph, so two separate backward passes need ``retain_graph=True``. Backward computes nothing for an
-    output without a gradient.
+    Both are in one graph: two backward passes need ``retain_graph=True``. An output without a gradient costs nothing.
 
     Args:
         inplace_backward: if a kernel is used, the gradient overwrites the logits; see :func:`from_logits`.
@@ -161,7 +154,11 @@ def from_logits_with_entropy(
 
 
 def check_kept(
-    kept: Kept, leading: torch.Size, vocabulary: int, token_ids: Tensor | None = None, mask: Tensor | None = None
+    kept: SamplingSupport,
+    leading: torch.Size,
+    vocabulary: int,
+    token_ids: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> None:
     """Raise ``ValueError`` unless each token (...) has a set, and each token where the mask is True is in its set.
 
@@ -181,7 +178,7 @@ def check_kept(
     if offsets[0] != 0 or offsets[-1] != ids.shape[0] or (offsets.diff() < 0).any():
         raise ValueError(
             f"kept.offsets run from {int(offsets[0])} to {int(offsets[-1])}, expected 0 to {ids.shape[0]}, the number "
-            "of kept.ids, and never to decrease; use Kept.from_counts"
+            "of kept.ids, and never to decrease; use SamplingSupport.from_counts"
         )
     if ids.numel() and (ids.min() < 0 or ids.max() >= vocabulary):
         raise ValueError(
@@ -208,7 +205,7 @@ def _scores(
     temperature: float,
     with_entropies: bool,
     overwrite: bool,
-    kept: Kept | None,
+    kept: SamplingSupport | None,
     vocab: VocabShard | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs and entropies, by a kernel; for shards, which the kernels do not support, by the formula."""
@@ -221,7 +218,7 @@ def _scores(
 def _check(
     logits: Tensor,
     token_ids: Tensor,
-    kept: Kept | None,
+    kept: SamplingSupport | None,
     temperature: float,
     inplace_backward: bool,
     vocab: VocabShard | None,

@@ -14,7 +14,7 @@ from rlprims.kernels import accelerated
 from rlprims.logprobs._from_hidden import check_head, linear_log_probs
 from rlprims.logprobs._from_logits import check_kept
 from rlprims.masking import zero_outside
-from rlprims.types import Kept, PerToken, Scalar, TokenMask, VocabShard
+from rlprims.types import PerToken, SamplingSupport, Scalar, TokenMask, VocabShard
 
 
 class FusedLoss(NamedTuple):
@@ -35,7 +35,7 @@ def linear_token_loss(
     total_loss: Callable[..., Tensor],
     temperature: float,
     soft_cap: float | None,
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     vocab: VocabShard | None = None,
     /,
     **data: Tensor,
@@ -56,7 +56,7 @@ def fused_loss(
     response_mask: TokenMask,
     loss: Callable[..., Tensor],
     data: Mapping[str, Tensor],
-    kept: Kept | None = None,
+    kept: SamplingSupport | None = None,
     *,
     temperature: float = 1.0,
     soft_cap: float | None = None,
@@ -73,19 +73,16 @@ def fused_loss(
     declares. It is called for some tokens at a time, by name, with ``log_probs``, those tokens' part of each tensor of
     ``data``, ``response_mask`` and ``cu_seqlens``. Bind its hyperparameters before:
     ``functools.partial(losses.clipped_surrogate, clip_high=0.28)``. It may be a sum of losses. A loss that needs whole
-    sequences (GSPO, GMPO, ...) is refused, because a tile may end inside a sequence. Entropies are returned, but the
-    loss cannot use them.
+    sequences (GSPO, GMPO, ...) is refused: a tile may end inside one. The loss cannot use the entropies.
 
     ``weights`` define the aggregation, which is linear: for ``losses.token_mean`` 1 / totals.tokens for each token, and
     in general its gradient, ``torch.func.grad(aggregation)(torch.zeros(response_mask.shape), response_mask)``.
 
-    The kernel computes the gradient in the forward pass and returns it in backward, so backward can run once only;
-    under ``torch.no_grad`` no gradient is computed. The kernel reads the number of valid tokens on the host.
+    The kernel computes the gradient in the forward pass, so backward can run once only; under ``torch.no_grad`` no
+    gradient is computed. The kernel reads the number of valid tokens on the host.
 
     Args:
-        token_ids: in [0, V).
         weights: the factor of each token's loss.
-        loss: see above; it returns one number per token, like log_probs.
         data: the other tensors that the loss needs, by name; each like token_ids. They get no gradient.
         vocab: if head_weight is this rank's rows of the head; see :func:`from_hidden`.
 
@@ -116,18 +113,10 @@ def fused_loss(
         check_kept(kept, token_ids.shape, size, token_ids, response_mask)
     _check_token_wise(loss)
     compute = linear_token_loss if vocab is None else partial(_of_a_shard, vocab)
-    total, *per_token = compute(
-        rearrange(hidden, "... h -> (...) h"),
-        head_weight,
-        token_ids.flatten(),
-        weights.detach().flatten(),
-        response_mask.flatten(),
-        partial(_total_loss, loss),
-        temperature,
-        soft_cap,
-        kept,
-        **{name: x.detach().flatten() for name, x in data.items()},
-    )
+    states, flat_data = rearrange(hidden, "... h -> (...) h"), {name: x.detach().flatten() for name, x in data.items()}
+    of_tokens = token_ids.flatten(), weights.detach().flatten(), response_mask.flatten()
+    options, total_loss = (temperature, soft_cap, kept), partial(_total_loss, loss)
+    total, *per_token = compute(states, head_weight, *of_tokens, total_loss, *options, **flat_data)
     return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))
 
 

@@ -2,9 +2,8 @@
 
 A loss, its aggregation and its diagnostics are three functions. Losses return one number per token, 0 outside the mask:
 ``loss = losses.token_mean(losses.clipped_surrogate(...), response_mask)``. Only ``log_probs``, ``logits``,
-``topk_log_probs``, ``new_values`` and ``entropies`` get gradients; all other inputs are treated as constants, even if
-they require a gradient. A loss with the attribute ``token_wise`` computes the loss of a token from that token's inputs
-only.
+``topk_log_probs``, ``router_logits``, ``new_values`` and ``entropies`` get gradients; all other inputs are treated as
+constants. A loss with the attribute ``token_wise`` computes the loss of a token from that token's inputs only.
 
 An aggregation divides by ``totals``, the counts of the whole optimizer step (:func:`count_totals`), so that the results
 of its micro-batches and ranks add up to the result of the step. Without ``totals`` it counts the given batch: the
@@ -23,104 +22,36 @@ A policy loss with ``old_log_probs`` uses the ratio to the policy at the start o
 ``rollout_log_probs`` uses the ratio to the policy that sampled, as its paper does; it needs no
 :func:`rlprims.corrections.importance_weights`.
 
-Preference losses (:func:`dpo`, :func:`f_dpo`, :func:`robust_dpo`, :func:`ipo`, :func:`hinge`, :func:`exo`, :func:`nca`,
-:func:`bco`, :func:`sppo_hard`, :func:`apo_zero`, :func:`apo_down`, :func:`discopop`, :func:`kto`, :func:`orpo`,
-:func:`simpo`) and :func:`implicit_reward` take one log-prob for each response, :func:`bradley_terry` one score. They
-return one number for each pair or response; the loss is its mean.
+Preference losses (:func:`dpo`, :func:`kto`, :func:`implicit_reward`, ...) take one log-prob for each response,
+:func:`bradley_terry` one score. They return one number for each pair or response; the loss is its mean.
 """
 
+from rlprims._near import suggest_attributes
 from rlprims.losses._aggregation import (
-    count_totals,
-    prompt_token_mean,
-    seq_mean_token_mean,
-    seq_mean_token_sum,
-    seq_mean_token_sum_norm,
-    token_mean,
-    token_sum,
-    trajectory_mean,
-)
-from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, gppo, sapo
+    count_totals, prompt_token_mean, seq_mean_token_mean, seq_mean_token_sum, seq_mean_token_sum_norm, token_mean,
+    token_sum, trajectory_mean,
+)  # fmt: skip
+from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, dppo, gppo, sapo, tv_symmetric
 from rlprims.losses._distillation import full_kl, jsd, topk_jsd, topk_kl
-from rlprims.losses._group import flowrl, gvpo, online_dpo, real
+from rlprims.losses._group import flowrl, gvpo, online_dpo, rewards_as_labels
 from rlprims.losses._kl import kl, sampled_reverse_kl, sdar, weighted_kl
 from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
 from rlprims.losses._preference_pairs import (
-    apo_down,
-    apo_zero,
-    bco,
-    bradley_terry,
-    discopop,
-    exo,
-    f_dpo,
-    hinge,
-    nca,
-    robust_dpo,
-    sppo_hard,
-)
+    apo_down, apo_zero, bco, bradley_terry, discopop, exo, f_dpo, hinge, nca, robust_dpo, sppo_hard,
+)  # fmt: skip
+from rlprims.losses._router import load_balance
 from rlprims.losses._sequence import gmpo, gspo, gspo_token, opmd
-from rlprims.losses._supervised import chord_phi, dft, entropy, luffy, nll
-from rlprims.losses._trust_region import dppo, tv_symmetric
-from rlprims.losses._value import value
-from rlprims.losses._weighted import asymre, cispo, reinforce, topr, vespo
+from rlprims.losses._value import value_loss
+from rlprims.losses._weighted import asymre, chord_phi, cispo, dft, luffy, negative_entropy, nll, reinforce, topr, vespo
 
 __all__ = [
-    "apo_down",
-    "apo_zero",
-    "aspo",
-    "asymre",
-    "bco",
-    "bradley_terry",
-    "chord_phi",
-    "cispo",
-    "clipped_surrogate",
-    "count_totals",
-    "decoupled_ppo",
-    "dft",
-    "discopop",
-    "dpo",
-    "dppo",
-    "entropy",
-    "exo",
-    "f_dpo",
-    "flowrl",
-    "full_kl",
-    "gmpo",
-    "gppo",
-    "gspo",
-    "gspo_token",
-    "gvpo",
-    "hinge",
-    "implicit_reward",
-    "ipo",
-    "jsd",
-    "kl",
-    "kto",
-    "luffy",
-    "nca",
-    "nll",
-    "online_dpo",
-    "opmd",
-    "orpo",
-    "prompt_token_mean",
-    "real",
-    "reinforce",
-    "robust_dpo",
-    "sampled_reverse_kl",
-    "sapo",
-    "sdar",
-    "seq_mean_token_mean",
-    "seq_mean_token_sum",
-    "seq_mean_token_sum_norm",
-    "simpo",
-    "sppo_hard",
-    "token_mean",
-    "token_sum",
-    "topk_jsd",
-    "topk_kl",
-    "topr",
-    "trajectory_mean",
-    "tv_symmetric",
-    "value",
-    "vespo",
-    "weighted_kl",
-]
+    "apo_down", "apo_zero", "aspo", "asymre", "bco", "bradley_terry", "chord_phi", "cispo", "clipped_surrogate",
+    "count_totals", "decoupled_ppo", "dft", "discopop", "dpo", "dppo", "exo", "f_dpo", "flowrl", "full_kl", "gmpo",
+    "gppo", "gspo", "gspo_token", "gvpo", "hinge", "implicit_reward", "ipo", "jsd", "kl", "kto", "load_balance",
+    "luffy", "nca", "negative_entropy", "nll", "online_dpo", "opmd", "orpo", "prompt_token_mean", "reinforce",
+    "rewards_as_labels", "robust_dpo", "sampled_reverse_kl", "sapo", "sdar", "seq_mean_token_mean",
+    "seq_mean_token_sum", "seq_mean_token_sum_norm", "simpo", "sppo_hard", "token_mean", "token_sum", "topk_jsd",
+    "topk_kl", "topr", "trajectory_mean", "tv_symmetric", "value_loss", "vespo", "weighted_kl",
+]  # fmt: skip
+
+suggest_attributes(__name__, __all__)

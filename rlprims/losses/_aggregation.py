@@ -1,9 +1,6 @@
 """Aggregations: they reduce per-token losses to the scalar loss of an optimizer step.
 
-Each mean divides by ``totals``, the counts of the whole step, if they are given. The scalars of micro-batches then
-**sum** to the scalar of the full batch, exactly, for any split over micro-batches and ranks. Without ``totals`` it
-counts the given batch. Sequences and groups without a valid token are ignored. If no token is valid, the result and its
-gradient are 0.
+Sequences and groups without a valid token are ignored. If no token is valid, the result and its gradient are 0.
 """
 
 import torch
@@ -12,7 +9,7 @@ from torch import Tensor
 from rlprims._described import described
 from rlprims.grouping import check_group_ids
 from rlprims.layout import sequence_lengths, sequence_sum
-from rlprims.masking import check_sequences, check_tokens, zero_outside
+from rlprims.masking import check_above, check_sequences, check_tokens, zero_outside
 from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerToken, RowCounts, Scalar, TokenMask, Totals, TrajectoryIds
 
 
@@ -27,9 +24,8 @@ def count_totals(
 ) -> Totals:
     """The number of valid tokens, and of sequences, groups and rollouts with a valid token: the denominators of a step.
 
-    ``groups`` is 0 without ``group_ids``, and ``trajectories`` is None without ``trajectory_ids``. If sequences are
-    split over ranks, all these ranks get the totals of the whole sequences: sum the totals only over ranks that have
-    other sequences.
+    ``groups`` is 0 without ``group_ids``, ``trajectories`` None without ``trajectory_ids``. If sequences are split over
+    ranks, each of these gets the totals of the whole sequences: sum them only over ranks that have other sequences.
 
     Returns:
         the counts, each int64 ().
@@ -121,14 +117,12 @@ def seq_mean_token_sum_norm(
     """:func:`seq_mean_token_sum` divided by a constant length: Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), listing 1.
 
     Args:
-        length: the maximum number of response tokens, the same for every batch, above 0. verl's default is the padded
-            width, which differs between batches.
+        length: the largest number of response tokens in any batch, above 0; verl's default is each batch's width.
 
     >>> seq_mean_token_sum_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), length=8)
     tensor(0.5000)
     """
-    if not length > 0:
-        raise ValueError(f"length={length}, expected a number above 0: the maximum number of response tokens")
+    check_above(0, ": the maximum number of response tokens", length=length)
     return seq_mean_token_sum(losses, response_mask, cu_seqlens, totals) / length
 
 
@@ -195,8 +189,7 @@ def trajectory_mean(
     """Mean over the tokens of each rollout, mean over rollouts; a rollout may be several rows.
 
     (1/N) Σ_i (Σ_j Σ_t ℓ_ijt) / (Σ_j n_ij) for the rows j of rollout i, which have n_ij valid tokens. slime has the
-    inner divisor in its ``sample_denoms``. If each rollout is one row, it equals :func:`seq_mean_token_mean`; an
-    :class:`~rlprims.algorithms.Algorithm` with that aggregation uses this function for rollouts of several rows.
+    inner divisor in its ``sample_denoms``. If each rollout is one row, it equals :func:`seq_mean_token_mean`.
 
     Args:
         trajectory_tokens: for each row, the number of valid tokens of its rollout in the whole step. Give it with

@@ -35,16 +35,12 @@ def full_kl(
 
     With π = softmax(logits / temperature) and q = softmax(ref_logits / temperature), where q is a reference policy or a
     teacher: "reverse" is KL(π ‖ q) = Σ_j π_j log(π_j / q_j), the mode-seeking one, which :func:`kl` estimates.
-    "forward" is KL(q ‖ π), the mass-covering one: the cross-entropy of distillation minus a constant.
-
-    Both softmaxes are computed in float32 for logits of any lower precision. If you want the factor temperature² of
-    some distillation papers, multiply the result by it.
+    "forward" is KL(q ‖ π), the mass-covering one: the cross-entropy of distillation minus a constant. Both softmaxes
+    are in float32 or more. For the factor temperature² of some papers, multiply the result by it.
 
     Args:
         logits: current policy; only it gets a gradient.
         ref_logits: frozen reference or teacher, of the same vocabulary.
-        direction: "reverse" or "forward".
-        temperature: above 0, of both softmaxes.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.5, 0.5]]]).log()
     >>> full_kl(p, q, torch.tensor([[True]]))
@@ -76,18 +72,14 @@ def jsd(
 ) -> PerToken:
     """Generalized Jensen-Shannon divergence, Agarwal et al. 2023 (arXiv:2306.13649), eq. 1, over the whole vocabulary.
 
-    With the teacher q, the student π and m = β q + (1 − β) π: D = β KL(q ‖ m) + (1 − β) KL(π ‖ m), in nats. It is at
-    most log 2, and symmetric for β = ½.
-
-    For β → 0, D / β is the forward KL(q ‖ π); for β → 1, D / (1 − β) is the reverse KL(π ‖ q). D itself is 0 for β = 0
-    and β = 1, so these values are an error. TRL uses the forward KL for β = 0 and the reverse KL for β = 1: use
-    :func:`full_kl`.
+    With the teacher q, the student π and m = β q + (1 − β) π: D = β KL(q ‖ m) + (1 − β) KL(π ‖ m), in nats, with the
+    teacher's share β between 0 and 1. It is at most log 2, and symmetric for β = ½. For β → 0, D / β is the forward
+    KL(q ‖ π); for β → 1, D / (1 − β) is the reverse KL(π ‖ q). For these TRL uses the KL: :func:`full_kl`.
 
     Args:
         logits: student; only it gets a gradient.
         teacher_logits: of the same vocabulary.
-        beta: between 0 and 1: the teacher's share of m.
-        temperature: above 0, of both softmaxes.
+        beta: the teacher's share of m.
 
     >>> p, q = torch.tensor([[[0.75, 0.25]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
     >>> jsd(p, q, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
@@ -124,12 +116,8 @@ def topk_kl(
 
     The K tokens may be any tokens, usually the teacher's most likely ones. Their log-probs are those of the whole
     softmax, ``logits.log_softmax(-1).gather(-1, ids)``, not renormalized over the K tokens. verl omits the rest; the
-    result is not a divergence, because it can be negative and p = q is not its minimum. TRL renormalizes and omits the
-    rest, unless its option for the tail is set. The result is in nats, and finite, because the probability of the rest
-    is at least the rounding error of 1 (1.2e-7 in float32).
-
-    Args:
-        direction: "forward", from the teacher; or "reverse", from the student.
+    result can be negative, and p = q is not its minimum. TRL renormalizes and omits the rest, unless its option for the
+    tail is set. The result is in nats, and finite: the probability of the rest is at least the rounding error of 1.
 
     >>> student, teacher = torch.tensor([[[0.2]]]).log(), torch.tensor([[[0.6]]]).log()
     >>> topk_kl(student, teacher, torch.tensor([[True]]))  # 0.6 log 3 + 0.4 log ½
@@ -158,15 +146,12 @@ def topk_jsd(
     """:func:`jsd` over K tokens of the vocabulary, with all other tokens as one more event: SDPO (arXiv:2601.20802).
 
     With p and q the student's and the teacher's probabilities of the K tokens and of the rest, and
-    m = β q + (1 − β) p: D = β KL(q ‖ m) + (1 − β) KL(p ‖ m), each a sum over K + 1 events. It is at least 0, 0 only if
-    all K probabilities agree, at most the divergence over the whole vocabulary, and equal to it for K = V.
-
-    The K tokens, their log-probs and the rest are as in :func:`topk_kl`. For TRL's α = 0 (forward) and α = 1 (reverse)
-    use :func:`topk_kl`; other values of its α are β here. TRL renormalizes over the K tokens, unless its option for the
-    tail is set; its loss then does not depend on the total probability of the K tokens.
+    m = β q + (1 − β) p: D = β KL(q ‖ m) + (1 − β) KL(p ‖ m), each a sum over K + 1 events. The K tokens, their
+    log-probs, the rest and the bounds are as in :func:`topk_kl`. For TRL's α = 0 (forward) and α = 1 (reverse) use
+    :func:`topk_kl`; other values of its α are β here. TRL renormalizes over the K tokens, unless told otherwise.
 
     Args:
-        beta: between 0 and 1: the teacher's share of m.
+        beta: β, the teacher's share of m, in (0, 1).
 
     >>> student, teacher = torch.tensor([[[0.75]]]).log(), torch.tensor([[[0.25]]]).log()
     >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)

@@ -1,7 +1,8 @@
 """Losses that compare the responses of a group: GVPO, REAL, FlowRL and online DPO.
 
 Each response's loss depends on the log-probs of its whole group, so a group must not be split over micro-batches or
-ranks. An :class:`~rlprims.algorithms.Algorithm` keeps groups whole for every loss that takes ``group_ids``.
+ranks. An :class:`~rlprims.algorithms.Algorithm` keeps groups whole for every loss that takes ``group_ids``. A row
+without tokens is in no group, and a group of one has loss 0.
 """
 
 import torch
@@ -10,7 +11,7 @@ from rlprims._described import described
 from rlprims.grouping import first_rows, group_bounds, group_centred, group_count, group_sum
 from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
 from rlprims.losses._preference import dpo
-from rlprims.masking import check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import check_above, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.ratios import clamp_log_ratio
 from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
@@ -32,21 +33,13 @@ def gvpo(
     With R_i = β Σ_t (log_probs − old_log_probs), the implicit reward, and A_i the mean of the response's advantages:
     loss_i = G/(G − 1) · ½ [(R_i − mean_g R) − (A_i − mean_g A)]², on each token of response i in a group of G. Under
     ``seq_mean_token_mean`` the sum over a group is divided by G − 1, as in the authors' code. The loss is 0 if the
-    policy is π_old e^(A/β) / Z. The responses may come from any policy, and no importance ratio is needed.
-
-    The rewards minus their group mean are the advantages of Dr. GRPO, ``advantage.grpo(normalize_std=False)``. The
-    authors' code treats the group's mean of R as a constant. This does not change the gradient, because the residuals
-    of a group sum to 0. Their code gathers that mean from the current micro-batches of all ranks, and asserts that each
-    group is whole.
+    policy is π_old e^(A/β) / Z. The responses may come from any policy, and no importance ratio is needed. A group must
+    be whole; a group of one has loss 0. The authors' code treats the group's mean of R as a constant, which does not
+    change the gradient, because the residuals of a group sum to 0.
 
     Args:
         old_log_probs: the reference of the KL; in the paper the policy at the start of the step.
-        group_ids: each group must be whole.
-        response_mask: a row without tokens is in no group.
         beta: β > 0, the coefficient of the KL in the objective whose optimum is fitted.
-
-    Returns:
-        0 outside the mask, and in a group of one.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> log_probs, advantages = torch.tensor([[-1.0], [-2.0]]), torch.tensor([[0.5], [-0.5]])
@@ -56,8 +49,7 @@ def gvpo(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if not beta > 0:
-        raise ValueError(f"beta={beta}, expected a number above 0: the coefficient of the KL")
+    check_above(0, ": the coefficient of the KL", beta=beta)
 
     lengths = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     has_tokens = lengths > 0
@@ -71,7 +63,7 @@ def gvpo(
 
 
 @described
-def real(
+def rewards_as_labels(
     log_probs: PerToken,
     old_log_probs: PerToken,
     advantages: PerToken,
@@ -88,27 +80,22 @@ def real(
     group with A > 0 and with A <= 0: loss = log(1 + Σ_{i in +} e^(−s_i/τ)) + log(1 + Σ_{j in −} e^(s_j/τ)). Each token
     of a group has the group's loss, so ``prompt_token_mean`` is the mean over groups. A group with only good or only
     bad responses has loss 0. The weight of a response in the gradient is at most 1/τ and goes to 0 when its logit has
-    the correct sign; GRPO's weight grows when a good response becomes more likely.
-
-    Only the sign of A is used. s is clamped to ±20. The formula is that of ms-swift (``loss_type="real"``), which
-    divides by the number of all groups, including those of loss 0, and uses G adjacent rows as a group.
+    the correct sign; GRPO's weight grows when a good response becomes more likely. s is clamped to ±20. A group must be
+    whole. The formula is that of ms-swift (``loss_type="real"``), which divides by the number of all groups.
 
     Args:
         advantages: the sign of a response's mean is its label.
-        group_ids: each group must be whole.
-        response_mask: a row without tokens is in no group.
         tau: τ > 0, in nats per token.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> z, advantages = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
-    >>> real(z, z, advantages, one_group, m)  # 2 log 2
+    >>> rewards_as_labels(z, z, advantages, one_group, m)  # 2 log 2
     tensor([[1.3863],
             [1.3863]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if not tau > 0:
-        raise ValueError(f"tau={tau}, expected a number above 0: the temperature of the logits")
+    check_above(0, ": the temperature of the logits", tau=tau)
 
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
     log_ratios = upcast(log_probs) - upcast(old_log_probs).detach()
@@ -141,23 +128,14 @@ def flowrl(
     for ``seq_mean_token_mean``.
 
     log Z is the constant that minimizes the group's loss, −Σ w_i x_i / Σ w_i. In the paper a head on the prompt's
-    hidden states learns log Z with the same loss. The minimum of such a head is this constant, if the head can separate
-    the prompts, and the policy's gradient is then the same. With sums instead of means, and w = 1, it is
-    :func:`gvpo`'s loss.
-
-    As in the authors' code, A is GRPO's advantage, the log-ratio to the old policy is a sum over the response, and the
-    log-ratio to the reference is a mean. The sum is clamped to ±20.
+    hidden states learns log Z with the same loss; if it can separate the prompts, the policy's gradient is the same.
+    With sums instead of means, and w = 1, it is :func:`gvpo`'s loss. As in the authors' code, A is GRPO's advantage,
+    and the log-ratio to the old policy is a sum, clamped to ±20. A group must be whole; a group of one has loss 0.
 
     Args:
         advantages: the mean over a response is its reward.
-        group_ids: each group must be whole.
-        response_mask: a row without tokens is in no group.
-        beta: β > 0, the inverse temperature of the target, in nats per token and unit of advantage; 15 in the authors'
-            code.
+        beta: β > 0, the inverse temperature of the target, in nats per token and unit of advantage (authors: 15).
         w_max: largest importance weight, above 0.
-
-    Returns:
-        0 outside the mask, and in a group of one.
 
     >>> m, one_group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     >>> x, z, advantages = torch.tensor([[-1.0], [-2.0]]), torch.full((2, 1), -2.0), torch.tensor([[1.0], [-1.0]])
@@ -165,17 +143,11 @@ def flowrl(
     tensor([[1.],
             [1.]])
     """
-    check_tokens(
-        response_mask,
-        cu_seqlens,
-        log_probs=log_probs,
-        old_log_probs=old_log_probs,
-        ref_log_probs=ref_log_probs,
-        advantages=advantages,
-    )
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, ref_log_probs=ref_log_probs)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    if not (beta > 0 and w_max > 0):
-        raise ValueError(f"beta={beta} and w_max={w_max}, expected numbers above 0")
+    check_above(0, beta=beta)
+    check_above(0, inf=True, w_max=w_max)
 
     has_tokens = sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows) > 0
     old_log_ratios = upcast(log_probs.detach()) - upcast(old_log_probs).detach()
@@ -206,18 +178,10 @@ def online_dpo(
     With A_i the mean of response i's advantages, the best response has the largest A_i of the group and the worst the
     smallest; of equal ones the first is used. Δ is Σ_t (log_probs − ref_log_probs) of the best minus that of the worst
     response: loss = −log σ(β Δ). Each token of a group has the group's loss, so ``prompt_token_mean`` is the mean over
-    groups. A group with equal A_i has loss 0. The other responses get no gradient.
+    groups. A group must be whole; one of one response or with equal A_i has loss 0. The others get no gradient.
 
     The paper samples two responses, and a model judges which one is better. Dong et al. 2024 (arXiv:2405.07863),
-    section 3.2, choose the best and the worst of n responses by a reward. Only the order of the advantages matters, so
-    rewards can be given instead. TRL's OnlineDPOTrainer has groups of two and also trains on pairs with equal scores.
-
-    Args:
-        group_ids: each group must be whole.
-        response_mask: a row without tokens is in no group.
-
-    Returns:
-        0 outside the mask, and in a group of one.
+    section 3.2, choose the best and the worst of n by a reward. TRL has groups of two and also trains on equal scores.
 
     >>> m, one_group = torch.ones(3, 1, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
     >>> x, advantages = torch.tensor([[-1.0], [-2.0], [-3.0]]), torch.tensor([[0.0], [1.0], [-1.0]])

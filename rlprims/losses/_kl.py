@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlprims._described import described
 from rlprims.losses._weighted import reinforce
-from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.masking import check_above, check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import Estimator, estimate_kl, log_ratio
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
@@ -23,17 +23,12 @@ def kl(
 ) -> PerToken:
     """Per-token estimate of KL(π ‖ π_ref) from the sampled token, Schulman 2020 (joschu.net/blog/kl-approx.html).
 
-    With d = log_probs − ref_log_probs in nats: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|; see
-    :func:`rlprims.ratios.estimate_kl`.
+    With d = log_probs − ref_log_probs in nats: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, abs = |d|.
 
     Value and gradient can have different estimators. For samples of π itself, E[∇k2] is the gradient of KL(π ‖ π_ref).
     E[∇k1] is 0, so k1 as a loss has no effect. E[∇k3] is the gradient of KL(π_ref ‖ π), the other direction. To use the
     value of k3 with the gradient of KL(π ‖ π_ref), set ``value="k3", gradient="k2"`` (verl: ``k3+``). For samples of an
-    older policy see :func:`weighted_kl`.
-
-    Args:
-        value: estimator of the value.
-        gradient: estimator of the gradient; None: the same as ``value``.
+    older policy see :func:`weighted_kl`. ``gradient=None`` is the same estimator as ``value``.
 
     >>> kl(torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]]), value="k3")
     tensor([[0.3679]])
@@ -70,16 +65,10 @@ def weighted_kl(
 
     With ρ = exp(log_probs − old_log_probs): ρ times the estimator of :func:`kl`, with a gradient through both factors.
     With k1 or k3 its mean over samples of the old policy is the KL of the next token, and the mean of its gradient is
-    the gradient of that KL, so no separate estimator of the gradient is needed. k2 and abs are biased, as in
-    :func:`kl`.
+    the gradient of that KL. k2 and abs are biased, as in :func:`kl`.
 
     On policy ρ is 1 but its gradient is not 0, so this differs from :func:`kl` by the score-function term, which
-    NeMo-RL also has. TRL multiplies k3 by the ratio of its policy loss by default. Neither ρ nor the KL is clipped;
-    log-ratios are clamped to ±20 before ``exp``.
-
-    Args:
-        old_log_probs: the policy that sampled, or the proximal policy.
-        value: estimator of the KL.
+    NeMo-RL also has. TRL multiplies k3 by the ratio of its policy loss by default. Neither ρ nor the KL is clipped.
 
     >>> p, old, ref = torch.tensor([[0.5, 0.2, 0.25]]).log().T
     >>> weighted_kl(p[:, None], old[:, None], ref[:, None], torch.tensor([[True]]), value="k1")  # 2.5 log 2
@@ -97,15 +86,11 @@ def sampled_reverse_kl(
 ) -> PerToken:
     """On-policy distillation, Agarwal et al. 2023 (arXiv:2306.13649), from the log-prob of the sampled token.
 
-    :func:`reinforce` with the constant A = teacher_log_probs − log_probs: loss = −A log π. If the teacher gives a token
-    a higher probability than the student, A > 0 and the token becomes more likely. For samples of the student the
-    expected gradient is that of KL(student ‖ teacher) of the next token. The value of the loss is not a divergence: to
-    log one, use :func:`kl` with k1.
-
-    Other libraries use the same term as a reward, a penalty or an advantage, with different signs. The advantage of a
-    token is only its own log-ratio, without those of later tokens. For samples of an older policy use
-    teacher_log_probs − old_log_probs as the advantages of ``clipped_surrogate`` or ``cispo``. Both log-probs must be
-    computed at the sampler's temperature.
+    :func:`reinforce` with the constant A = teacher_log_probs − log_probs: loss = −A log π. For samples of the student
+    the expected gradient is that of KL(student ‖ teacher) of the next token. The value of the loss is not a divergence:
+    to log one, use :func:`kl` with k1. The advantage of a token is only its own log-ratio, without those of later
+    tokens. For samples of an older policy use teacher_log_probs − old_log_probs as the advantages of
+    ``clipped_surrogate`` or ``cispo``. Both log-probs must be computed at the sampler's temperature.
 
     >>> x = torch.tensor([[-2.0]], requires_grad=True)
     >>> sampled_reverse_kl(x, torch.tensor([[-1.5]]), torch.tensor([[True]])).sum().backward()
@@ -129,22 +114,18 @@ def sdar(
 ) -> PerToken:
     """Gated distillation, SDAR, Lu et al. 2026 (arXiv:2605.15155): loss = σ(β g) g with g = log π_T − log π.
 
-    The gate σ(β g) is a constant, so the gradient is that of −σ(β g) log π. A token that the teacher finds more likely
-    than the student is imitated. A token that the teacher finds less likely has almost no gradient, because a teacher
-    with a hint gives low probabilities to many correct tokens. Use it as a term beside a policy loss: by itself it
-    makes every token more likely.
+    The gate σ(β g), of steepness β > 0 per nat, is a constant, so the gradient is that of −σ(β g) log π. A token that
+    the teacher finds less likely has almost no gradient. Add a policy loss: alone this makes all tokens more likely.
 
     Args:
-        log_probs: student; only it gets a gradient.
-        beta: β > 0, the steepness of the gate, per nat.
+        beta: the steepness of the gate, per nat; above 0.
 
     >>> x = torch.tensor([[-2.0, -1.0]], requires_grad=True)
     >>> sdar(x, torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool)).sum().backward()
     >>> x.grad  # the teacher finds the first token more likely, the second less likely
     tensor([[-0.9933, -0.0067]])
     """
-    if not beta > 0:
-        raise ValueError(f"beta={beta}, expected a number above 0: the steepness of the gate")
+    check_above(0, ": the steepness of the gate", beta=beta)
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, teacher_log_probs=teacher_log_probs)
     gap = zero_outside(upcast(teacher_log_probs).detach() - upcast(log_probs), response_mask)
     return (beta * gap.detach()).sigmoid() * gap

@@ -1,14 +1,10 @@
-"""Losses on preferences: pairs of a chosen and a rejected response, or single responses that are good or bad.
-
-All take one log-prob for each response: the sum over its tokens, ``layout.sequence_sum``; for :func:`orpo` and
-:func:`simpo` the mean over its tokens. They return one loss for each pair or response.
-"""
+"""Losses on preferences: pairs of a chosen and a rejected response, or single responses that are good or bad."""
 
 import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.masking import upcast
+from rlprims.masking import check_above, check_at_least, upcast
 from rlprims.ratios import log_sigmoid
 from rlprims.types import PerPair, PerSequence, RowMask
 
@@ -29,21 +25,17 @@ def dpo(
     """Direct preference optimization, Rafailov et al. 2023 (arXiv:2305.18290), eq. 7.
 
     With Δ = log π/π_ref of the chosen response minus that of the rejected one, each the sum over its tokens:
-    loss = −log σ(β Δ). With ``label_smoothing=ε``: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ), the conservative variant if a
-    share ε of the labels is wrong (Mitchell 2023, cDPO).
+    loss = −log σ(β Δ). With ``label_smoothing=ε`` in [0, ½): −(1 − ε) log σ(β Δ) − ε log σ(−β Δ), the conservative
+    variant if a share ε of the labels is wrong (Mitchell 2023, cDPO).
 
-    Give one log-prob for each response: ``layout.sequence_sum`` of the per-token log-probs, padded or packed. The paper
-    uses sums. If you divide them by ``layout.sequence_lengths``, β is per token.
-
-    Args:
-        label_smoothing: at least 0, below ½.
+    Give ``layout.sequence_sum`` of the per-token log-probs, as in the paper. If you divide by
+    ``layout.sequence_lengths``, β is per token.
 
     >>> z = torch.zeros(1)
     >>> dpo(z, z, z, z)  # log 2: the policy is still the reference
     tensor([0.6931])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     check_label_smoothing(label_smoothing)
 
     margins = c - r
@@ -61,13 +53,11 @@ def ipo(
 ) -> PerPair:
     """Identity preference optimization, Azar et al. 2023 (arXiv:2310.12036), eq. 17.
 
-    With Δ = log π/π_ref of the chosen response minus that of the rejected one: loss = (Δ − 1/(2τ))². Its minimum is at
-    a finite margin, which bounds the distance to the reference; DPO has no such minimum if the labels are certain.
+    With Δ as in :func:`dpo`: loss = (Δ − 1/(2τ))². Its minimum is at a finite margin, which bounds the distance to the
+    reference; DPO has no such minimum if the labels are certain. prime-rl's "IPO" is :func:`tv_symmetric`.
 
     Give sums over the tokens, as in the equation (OpenRLHF), or means over each response's tokens (TRL, AReaL). TRL
     reports that the paper's authors used means. The τ of the two differ by a factor of the length.
-
-    prime-rl's "IPO" is another loss: :func:`tv_symmetric`.
 
     Args:
         chosen_log_probs, rejected_log_probs: current policy, sums or means over the tokens; only they get gradients.
@@ -77,11 +67,8 @@ def ipo(
     >>> ipo(z, z - 3.0, z, z, tau=0.25)  # Δ = 3, the target is 2
     tensor([1.])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("tau", tau)
-
-    margins = c - r
-    return (margins - 1 / (2 * tau)).square()
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, tau=tau)
+    return (c - r - 1 / (2 * tau)).square()
 
 
 @described
@@ -97,41 +84,29 @@ def kto(
 ) -> PerSequence:
     """Kahneman-Tversky optimization, Ethayarajh et al. 2024 (arXiv:2402.01306): single responses, good or bad.
 
-    With r = log π/π_ref of a response, the sum over its tokens, and the baseline z: loss = λ_D (1 − σ(β (r − z))) for
-    a desirable response, and λ_U (1 − σ(β (z − r))) for an undesirable one.
+    With r = log π/π_ref of a response, the sum over its tokens, and z, ``baseline_kl``: loss = λ_D (1 − σ(β (r − z)))
+    for a desirable response, and λ_U (1 − σ(β (z − r))) for an undesirable one.
 
     z is an estimate of KL(π ‖ π_ref) without a gradient. In the paper it is the mean of r over responses with the
-    prompt of another response, clamped to at least 0. It is an input here, because that mean is over the whole step and
-    all ranks. For one z for all responses use ``z.expand(B)``. Zeros are KTO without a baseline: TRL's
-    apo_zero_unpaired.
+    prompt of another response, clamped to at least 0. It is an input, because that mean is over the whole step and all
+    ranks; for one z use ``z.expand(B)``. Zeros are KTO without a baseline: TRL's apo_zero_unpaired.
 
     Args:
-        sequence_log_probs: current policy, ``layout.sequence_sum``; only it gets a gradient.
-        ref_sequence_log_probs: frozen reference.
-        baseline_kl: z in nats.
-        desirable: True for good responses.
         desirable_weight, undesirable_weight: λ_D and λ_U, at least 0. The paper advises λ_D n_D / (λ_U n_U) from 1 to
             4/3, with n_D desirable and n_U undesirable responses.
 
     Returns:
-        one loss for each response; take the mean, as the paper does.
+        one loss for each response; take the mean.
 
     >>> z = torch.zeros(2)
     >>> kto(torch.tensor([10.0, 10.0]), z, z, torch.tensor([True, False]))  # 1 − σ(1), 1 − σ(−1)
     tensor([0.2689, 0.7311])
     """
-    check_responses(
-        sequence_log_probs=sequence_log_probs,
-        ref_sequence_log_probs=ref_sequence_log_probs,
-        baseline_kl=baseline_kl,
-    )
+    log_probs = {"sequence_log_probs": sequence_log_probs, "ref_sequence_log_probs": ref_sequence_log_probs}
+    check_responses(**log_probs, baseline_kl=baseline_kl)
     _check_desirable(desirable, sequence_log_probs)
-    if not (beta > 0 and desirable_weight >= 0 and undesirable_weight >= 0):
-        raise ValueError(
-            f"beta={beta}, desirable_weight={desirable_weight} and undesirable_weight={undesirable_weight}, "
-            "expected beta above 0 and weights of at least 0"
-        )
-
+    check_above(0, beta=beta)
+    check_at_least(0, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
     rewards = _log_ratio(sequence_log_probs, ref_sequence_log_probs) - upcast(baseline_kl).detach()  # r − z
     desirable_loss = desirable_weight * torch.sigmoid(-beta * rewards)  # 1 − σ(x) = σ(−x)
     undesirable_loss = undesirable_weight * torch.sigmoid(beta * rewards)
@@ -148,22 +123,15 @@ def implicit_reward(
     one. After this training the part of r of a single token is its process reward
     (:func:`rlprims.rewards.implicit_process`), as PRIME (arXiv:2502.01456) uses it.
 
-    Args:
-        sequence_log_probs: sums over each response's tokens (``layout.sequence_sum``) under the model that is trained;
-            only they get gradients.
-        ref_sequence_log_probs: the same under the frozen reference.
-        desirable: correct responses.
-        beta: β > 0.
-
     Returns:
-        one loss for each response; take the mean, as the paper does.
+        one loss for each response; take the mean.
 
     >>> implicit_reward(torch.tensor([20.0, 20.0]), torch.zeros(2), torch.tensor([True, False]))  # r is 1
     tensor([0.3133, 1.3133])
     """
     check_responses(sequence_log_probs=sequence_log_probs, ref_sequence_log_probs=ref_sequence_log_probs)
     _check_desirable(desirable, sequence_log_probs)
-    check_positive("beta", beta)
+    check_above(0, beta=beta)
     rewards = beta * _log_ratio(sequence_log_probs, ref_sequence_log_probs)
     return -log_sigmoid(torch.where(desirable, rewards, -rewards))
 
@@ -175,21 +143,18 @@ def orpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, odds_coef: f
     With ℓ each response's log-prob divided by its length and the log-odds o = ℓ − log(1 − exp ℓ):
     loss = −ℓ_chosen − λ log σ(o_chosen − o_rejected), where λ is ``odds_coef``. There is no reference policy.
 
-    The first term is per response, as in the paper; TRL uses the token mean of the batch (and calls λ beta). To get
-    only the odds term, subtract the first one.
+    The first term is per response, as in the paper; TRL uses the token mean of the batch (and calls λ beta).
 
     Args:
         chosen_log_probs, rejected_log_probs: means over each response's tokens under the current policy
             (``layout.sequence_sum`` / ``layout.sequence_lengths``), at most 0; only they get gradients.
-        odds_coef: λ > 0.
 
     >>> half = torch.tensor([0.5]).log()
     >>> orpo(half, half, odds_coef=1.0)  # log 2 + log 2
     tensor([1.3863])
     """
     check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
-    check_positive("odds_coef", odds_coef)
-
+    check_above(0, odds_coef=odds_coef)
     log_odds_ratio = _log_odds(upcast(chosen_log_probs)) - _log_odds(upcast(rejected_log_probs))
     return -upcast(chosen_log_probs) - odds_coef * log_sigmoid(log_odds_ratio)
 
@@ -209,15 +174,13 @@ def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float
     Args:
         chosen_log_probs, rejected_log_probs: means over each response's tokens under the current policy
             (``layout.sequence_sum`` / ``layout.sequence_lengths``); only they get gradients.
-        beta: above 0.
-        margin: at least 0, the target of β (chosen − rejected).
 
     >>> simpo(torch.tensor([-0.5]), torch.tensor([-1.0]))  # β (chosen − rejected) is 1, the target: log 2
     tensor([0.6931])
     """
     check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
-    if not (beta > 0 and margin >= 0):
-        raise ValueError(f"beta={beta} and margin={margin}, expected beta above 0 and margin at least 0")
+    check_above(0, beta=beta)
+    check_at_least(0, margin=margin)
     return -log_sigmoid(beta * (upcast(chosen_log_probs) - upcast(rejected_log_probs)) - margin)
 
 
@@ -242,12 +205,6 @@ def _check_desirable(desirable: Tensor, sequence_log_probs: Tensor) -> None:
         )
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raise ``ValueError`` unless the value is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name}={value}, expected a number above 0")
-
-
 def check_label_smoothing(label_smoothing: float) -> None:
     """Raise ``ValueError`` unless the share of wrong labels is in [0, ½)."""
     if not 0 <= label_smoothing < 0.5:
@@ -257,15 +214,16 @@ def check_label_smoothing(label_smoothing: float) -> None:
 
 
 def log_ratios(
-    chosen_log_probs: Tensor, rejected_log_probs: Tensor, ref_chosen_log_probs: Tensor, ref_rejected_log_probs: Tensor
+    chosen_log_probs: Tensor,
+    rejected_log_probs: Tensor,
+    ref_chosen_log_probs: Tensor,
+    ref_rejected_log_probs: Tensor,
+    **strength: float,
 ) -> tuple[Tensor, Tensor]:
-    """c and r: log π / π_ref of the chosen and of the rejected responses. Raises ``ValueError`` on wrong shapes."""
-    check_responses(
-        chosen_log_probs=chosen_log_probs,
-        rejected_log_probs=rejected_log_probs,
-        ref_chosen_log_probs=ref_chosen_log_probs,
-        ref_rejected_log_probs=ref_rejected_log_probs,
-    )
+    """c and r: log π / π_ref of the chosen and of the rejected responses. The shapes and the strength are checked."""
+    policy = {"chosen_log_probs": chosen_log_probs, "rejected_log_probs": rejected_log_probs}
+    check_responses(**policy, ref_chosen_log_probs=ref_chosen_log_probs, ref_rejected_log_probs=ref_rejected_log_probs)
+    check_above(0, inf=False, **strength)
     return _log_ratio(chosen_log_probs, ref_chosen_log_probs), _log_ratio(rejected_log_probs, ref_rejected_log_probs)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.losses._preference import check_label_smoothing, check_positive, check_responses, log_ratios
-from rlprims.masking import check_choice, upcast
+from rlprims.losses._preference import check_label_smoothing, check_responses, log_ratios
+from rlprims.masking import check_above, check_at_least, check_choice, check_finite, upcast
 from rlprims.ratios import LOG_RATIO_LIMIT, log_sigmoid
 from rlprims.types import PerPair
 
@@ -37,8 +37,7 @@ def hinge(
     >>> hinge(z, z - 5.0, z, z, beta=0.1)  # Δ = 5
     tensor([0.5000])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     return (1 - beta * (c - r)).clamp(min=0)
 
 
@@ -54,23 +53,16 @@ def robust_dpo(
 ) -> PerPair:
     """DPO that is unbiased if a share ε of the labels is flipped, Chowdhury et al. 2024 (arXiv:2403.00409).
 
-    [−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε), where ε is ``label_smoothing``. If labels are flipped with
-    probability ε, its expectation is DPO's loss with the true labels. :func:`dpo` with the same ε has the opposite sign
-    in the second term; it is biased, but bounded below. TRL's ``robust``.
-
-    Args:
-        label_smoothing: ε, at least 0 and below ½.
-
-    Returns:
-        one loss for each pair; take the mean. It may be negative.
+    [−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε), where ε is ``label_smoothing`` in [0, ½). If labels are flipped
+    with probability ε, its expectation is DPO's loss with the true labels. :func:`dpo` with the same ε has the opposite
+    sign in the second term; it is biased, but bounded below, and this loss may be negative. TRL's ``robust``.
 
     >>> z = torch.zeros(1)
     >>> robust_dpo(z, z, z, z)  # (0.9 − 0.1) log 2 / 0.8
     tensor([0.6931])
     """
     check_label_smoothing(label_smoothing)
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     margins = beta * (c - r)
     as_labelled = (1 - label_smoothing) * log_sigmoid(margins)
     flipped = label_smoothing * log_sigmoid(-margins)
@@ -89,14 +81,8 @@ def exo(
 ) -> PerPair:
     """Exact optimization of a pair, Ji et al. 2024 (arXiv:2402.00856), eq. 16: the reverse KL to the labels.
 
-    Σ_w q_w (log q_w − log p_w) over the two responses, q = (σ(β Δ), σ(−β Δ)), p = (1 − ε, ε). DPO is the forward KL.
-    It is 0 if q = p. TRL's ``exo_pair``.
-
-    Args:
-        label_smoothing: ε, above 0 and below 1; the paper advises 1e-3.
-
-    Returns:
-        one loss for each pair, at least 0; take the mean.
+    KL(p ‖ q) with p = (σ(β Δ), σ(−β Δ)) and q = (1 − ε, ε). ε is ``label_smoothing``, above 0 and below 1; the paper
+    advises 1e-3. TRL's ``exo_pair``.
 
     >>> z = torch.zeros(1)
     >>> exo(z, z, z, z, label_smoothing=0.5)
@@ -104,8 +90,7 @@ def exo(
     """
     if not 0 < label_smoothing < 1:
         raise ValueError(f"label_smoothing={label_smoothing}, expected a number in (0, 1): its logarithm is taken")
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     margins = beta * (c - r)
     chosen = margins.sigmoid() * (log_sigmoid(margins) - math.log1p(-label_smoothing))
     rejected = (-margins).sigmoid() * (log_sigmoid(-margins) - math.log(label_smoothing))
@@ -130,8 +115,7 @@ def nca(
     >>> nca(z, z, z, z)  # 2 log 2
     tensor([1.3863])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     return -log_sigmoid(beta * c) - 0.5 * log_sigmoid(-beta * c) - 0.5 * log_sigmoid(-beta * r)
 
 
@@ -147,18 +131,14 @@ def bco(
 ) -> PerPair:
     """Binary classifier optimization, Jung et al. 2024 (arXiv:2404.04656): −log σ(β c − δ) − log σ(δ − β r).
 
-    δ is the mean of the implicit rewards β c and β r; the caller computes it as a moving average. With this δ the loss
-    is a tight upper bound of DPO's loss. TRL's ``bco_pair`` has δ = 0, which is None here.
-
-    Args:
-        reward_shift: δ; for one δ for all pairs use ``delta.expand(P)``. None: 0.
+    δ, ``reward_shift`` (None: 0, as TRL's ``bco_pair``), is the moving average of the implicit rewards β c and β r; for
+    one δ use ``delta.expand(P)``. The loss is then a tight upper bound of DPO's.
 
     >>> z = torch.zeros(1)
     >>> bco(z, z, z, z)  # 2 log 2
     tensor([1.3863])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     if reward_shift is None:
         return -log_sigmoid(beta * c) - log_sigmoid(-beta * r)
     check_responses(chosen_log_probs=chosen_log_probs, reward_shift=reward_shift)
@@ -184,8 +164,7 @@ def sppo_hard(
     >>> sppo_hard(z + 5.0, z - 4.0, z, z, beta=0.1)  # the targets are 5 and −5
     tensor([1.])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     return (c - 0.5 / beta).square() + (r + 0.5 / beta).square()
 
 
@@ -200,15 +179,13 @@ def apo_zero(
 ) -> PerPair:
     """Anchored preference optimization, D'Oosterlinck et al. 2024 (arXiv:2408.06266), eq. 7: 1 − σ(β c) + σ(β r).
 
-    For data whose chosen responses are better than the policy's own: they become more likely, the rejected ones less
-    likely. TRL's ``apo_zero``.
+    For chosen responses better than the policy's: they become more likely, rejected ones less. TRL's ``apo_zero``.
 
     >>> z = torch.zeros(1)
     >>> apo_zero(z, z, z, z)
     tensor([1.])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     return (-beta * c).sigmoid() + (beta * r).sigmoid()  # 1 − σ(x) = σ(−x)
 
 
@@ -223,15 +200,13 @@ def apo_down(
 ) -> PerPair:
     """Anchored preference optimization, D'Oosterlinck et al. 2024 (arXiv:2408.06266), eq. 8: σ(β c) + 1 − σ(β Δ).
 
-    For data whose chosen responses are worse than the policy's own: both become less likely, the rejected ones more so.
-    TRL's ``apo_down``.
+    For chosen responses worse than the policy's: both become less likely, rejected ones more so. TRL's ``apo_down``.
 
     >>> z = torch.zeros(1)
     >>> apo_down(z, z, z, z)
     tensor([1.])
     """
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     return (beta * c).sigmoid() + (-beta * (c - r)).sigmoid()
 
 
@@ -247,20 +222,16 @@ def discopop(
 ) -> PerPair:
     """Log-ratio modulated loss, Lu et al. 2024 (DiscoPOP, arXiv:2406.08414), eq. 5, which a language model found.
 
-    (1 − s) (−log σ(β Δ)) + s exp(−β Δ) with s = σ(β Δ / τ): a logistic loss for pairs in the wrong order, and an
-    exponential loss for the others. It is not convex: slightly below Δ = 0 the gradient makes Δ more negative. The
-    exponent is clamped to ±20. TRL's ``discopop``.
-
-    Args:
-        tau: τ above 0; a smaller one makes the transition between the two losses steeper.
+    (1 − s) (−log σ(β Δ)) + s exp(−β Δ) with s = σ(β Δ / τ), τ = ``tau`` > 0: a logistic loss for pairs in the wrong
+    order, and an exponential loss for the others. It is not convex: slightly below Δ = 0 the gradient makes Δ more
+    negative. The exponent is clamped to ±20. TRL's ``discopop``.
 
     >>> z = torch.zeros(1)
     >>> discopop(z, z, z, z)  # ½ log 2 + ½
     tensor([0.8466])
     """
-    check_positive("tau", tau)
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    check_above(0, tau=tau)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     margins = beta * (c - r)
     modulation = (margins / tau).sigmoid()
     exponential = (-margins).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -281,22 +252,18 @@ def f_dpo(
     """DPO with another divergence to the reference, Wang et al. 2023 (f-DPO, arXiv:2309.16240).
 
     −log σ(β (f'(e^c) − f'(e^r))), where f'(t) is log t for ``reverse_kl`` (:func:`dpo`), 1 − 1/t for ``forward_kl``,
-    log(2t / (1 + t)) for ``js``, and (t^(α−1) − 1) / (α − 1) for ``alpha``, up to a constant that cancels. The limit
-    α → 1 of ``alpha`` is log t, and α = 0 is 1 − 1/t. Exponents are clamped to ±20. TRL's ``f_divergence_type``.
-
-    Args:
-        divergence: of the policy from the reference.
-        alpha: α of the divergence ``alpha``; any number except 1.
+    log(2t / (1 + t)) for ``js``, and (t^(α−1) − 1) / (α − 1) for ``alpha`` with any α except 1, up to a constant that
+    cancels. The limit α → 1 is log t, and α = 0 is 1 − 1/t. Exponents are clamped to ±20. TRL's ``f_divergence_type``.
 
     >>> z = torch.zeros(1)
     >>> f_dpo(z + 1.0, z, z, z, beta=1.0)  # −log σ(1 − 1/e)
     tensor([0.4262])
     """
     check_choice("divergence", divergence, Divergence)
+    check_finite(alpha=alpha)
     if alpha == 1:
         raise ValueError('alpha=1, expected another number; use divergence="reverse_kl", which is the limit')
-    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs)
-    check_positive("beta", beta)
+    c, r = log_ratios(chosen_log_probs, rejected_log_probs, ref_chosen_log_probs, ref_rejected_log_probs, beta=beta)
     return -log_sigmoid(beta * (_f_prime(c, divergence, alpha) - _f_prime(r, divergence, alpha)))
 
 
@@ -316,21 +283,16 @@ def bradley_terry(
 ) -> PerPair:
     """The loss of a reward model: −log σ(s_c − s_r − m) + κ (s_c + s_r)², Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
 
-    m, from Llama 2 (arXiv:2307.09288, eq. 2), is a larger margin for pairs with a clearer preference. The second term
-    keeps the scores around 0, because the first depends on differences only (Eisenstein et al. 2023,
-    arXiv:2312.09244). TRL's ``RewardTrainer``.
-
-    Args:
-        chosen_scores, rejected_scores: scores of the reward model; only they get gradients.
-        score_margins: m; None: 0.
-        centering: κ, at least 0.
+    s_c and s_r are ``chosen_scores`` and ``rejected_scores``, which get gradients. m, ``score_margins`` (None: 0), from
+    Llama 2 (arXiv:2307.09288, eq. 2), is a larger margin for pairs with a clearer preference. The second term, with κ =
+    ``centering`` of at least 0, keeps the scores around 0, because the first depends on differences only (Eisenstein et
+    al. 2023, arXiv:2312.09244). TRL's ``RewardTrainer``.
 
     >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0]), centering=0.1)  # log 2 + 0.9
     tensor([1.5931])
     """
     check_responses(chosen_scores=chosen_scores, rejected_scores=rejected_scores)
-    if not centering >= 0:
-        raise ValueError(f"centering={centering}, expected a number of at least 0")
+    check_at_least(0, centering=centering)
     chosen, rejected = upcast(chosen_scores), upcast(rejected_scores)
     gaps = chosen - rejected
     if score_margins is not None:

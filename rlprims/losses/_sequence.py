@@ -7,7 +7,7 @@ import torch
 from rlprims._described import described
 from rlprims.layout import expand_to_tokens, lengths_of_tokens, sequence_lengths, sequence_sum
 from rlprims.losses._clipped import check_clip
-from rlprims.masking import check_choice, check_tokens, upcast, zero_outside
+from rlprims.masking import check_above, check_at_least, check_choice, check_tokens, upcast, zero_outside
 from rlprims.ratios import clamp_log_ratio, sequence_log_ratio, summed_log_ratio
 from rlprims.types import AllReduce, CuSeqlens, PerToken, TokenMask
 
@@ -34,17 +34,13 @@ def gspo(
     loss_t = −min(s A_t, clip(s, 1 − clip_low, 1 + clip_high) A_t). The gradient goes through the mean to every token.
 
     Aggregate with ``seq_mean_token_mean``, as the paper does; under ``token_mean`` the weight of a response is its
-    length. With ``seq_mean_token_sum`` it is LUSPO (arXiv:2602.05261). The defaults are the paper's (section 5.1). The
-    defaults of verl, TRL, NeMo-RL and SkyRL are 0.2, as for the token ratio, which clips almost no response. With
-    ``mean="product"`` s is the likelihood ratio of the response, and the loss is PPO's with the response as one action:
+    length. With ``seq_mean_token_sum`` it is LUSPO (arXiv:2602.05261). The defaults are the paper's (section 5.1);
+    those of verl, TRL, NeMo-RL and SkyRL are 0.2, which clips almost no response. With ``mean="product"`` instead of
+    "geometric", s is the likelihood ratio of the response, and the loss is PPO's with the response as one action:
     TRL's RLOO, with bounds of 0.2. This ratio is exponential in the length, so long responses are clipped first.
 
     The mean, or the sum, is clamped to ±20; the log-ratios of tokens are not. verl and SkyRL clamp the mean from above
     only, at 10: above it the loss of a response with A < 0 is constant and has no gradient.
-
-    Args:
-        advantages: in the paper equal on all tokens of a response.
-        mean: "geometric" or "product" of the tokens' ratios.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gspo(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
@@ -56,8 +52,7 @@ def gspo(
 
     advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     data = log_probs, old_log_probs, response_mask, cu_seqlens
-    log_s = sequence_log_ratio(*data, mean=mean == "geometric", all_reduce_rows=all_reduce_rows)
-    s = log_s.exp()
+    s = sequence_log_ratio(*data, mean=mean == "geometric", all_reduce_rows=all_reduce_rows).exp()
     clipped_s = s.clamp(1 - clip_low, 1 + clip_high)
     return -torch.minimum(advantages * s, advantages * clipped_s)
 
@@ -79,8 +74,7 @@ def gspo_token(
     With s the sequence ratio of :func:`gspo` and s_t = sg(s) · exp(log_probs_t − sg(log_probs_t)), which equals s:
     loss_t = −min(s_t A_t, clip(s_t, 1 − clip_low, 1 + clip_high) A_t). Its gradient is −s A_t at token t only, and 0 if
     clipped. Under ``seq_mean_token_mean`` the gradient is :func:`gspo`'s if A is equal on all tokens of a response;
-    here A may differ between tokens. verl, SkyRL and tunix implement this form and call it gspo. verl and SkyRL clamp
-    the mean log-ratio from above only, at 10; here it is clamped to ±20.
+    here A may differ between tokens. verl, SkyRL and tunix implement this form and call it gspo.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gspo_token(torch.tensor([[0.2, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m, clip_high=0.2)
@@ -118,22 +112,18 @@ def gmpo(
     ``seq_mean_token_mean`` that is the paper's −ρ A per response. :func:`gspo` averages first and clips the mean. A
     token with A_t = 0 counts in the mean with d_t = 0.
 
-    The bounds are of the log-ratio: 0.4 allows ratios in [0.67, 1.49]. The gradient goes through the mean to every
-    token that is not clipped. verl ignores its aggregation option here and averages over all rows, empty ones too.
+    The bounds are of the log-ratio, at least 0: 0.4 allows ratios in [0.67, 1.49]. The gradient goes through the mean
+    to every token that is not clipped. verl ignores its aggregation option here and averages over all rows.
 
     Args:
-        advantages: in the paper equal on all tokens of a response.
-        clip_low, clip_high: bounds below and above 0, of the log-ratio; at least 0.
+        clip_low, clip_high: bounds of the log-ratio below and above 0; at least 0.
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> gmpo(torch.tensor([[0.6, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), m)
     tensor([[-1.2214, -1.2214]])
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    if not (clip_low >= 0 and clip_high >= 0):
-        raise ValueError(
-            f"clip_low={clip_low} and clip_high={clip_high}, expected numbers of at least 0: they bound the log-ratio"
-        )
+    check_at_least(0, ": a bound of the log-ratio", inf=True, clip_low=clip_low, clip_high=clip_high)
 
     advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
     d = zero_outside(upcast(log_probs) - upcast(old_log_probs).detach(), response_mask)
@@ -163,14 +153,13 @@ def opmd(
     τ/2 D² / n. It sums to the paper's −A log π + τ/2 (log π/π_old)² over a response, so aggregate with
     ``seq_mean_token_sum``. There is no ratio and no clip; the gradient of the regularizer is linear in D.
 
-    With ``level="token"`` the second term is τ/2 d_t². That is DRO's loss (Richemond et al. 2024, arXiv:2405.19107) in
-    the per-token form of verl and tinker, with τ as its β and without the paper's value function. ROLL's Kimi loss is
+    With ``level="token"`` instead of "sequence" the second term is τ/2 d_t². That is DRO's loss (Richemond et al. 2024,
+    arXiv:2405.19107) in the per-token form of verl and tinker, without the paper's value function. ROLL's Kimi loss is
     per token too. The Kimi paper gives no τ; ROLL's default is 0.1.
 
     Args:
         old_log_probs: the policy to stay near; in the paper that at the start of the iteration.
         tau: τ > 0, in units of the advantage per nat.
-        level: square the log-ratio of the "sequence", or of each "token".
 
     >>> m = torch.ones(1, 2, dtype=torch.bool)
     >>> opmd(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -3.0]]), torch.ones(1, 2), m, tau=1.0)
@@ -178,8 +167,7 @@ def opmd(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     check_choice("level", level, Level)
-    if not tau > 0:
-        raise ValueError(f"tau={tau}, expected a number above 0; use losses.reinforce for no regularizer")
+    check_above(0, "; use losses.reinforce for no regularizer", tau=tau)
 
     advantages = zero_outside(advantages, response_mask).detach()
     if level == "sequence":

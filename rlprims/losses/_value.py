@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.masking import check_tokens, zero_outside
+from rlprims.masking import check_above, check_tokens, zero_outside
 from rlprims.types import CuSeqlens, PerToken, TokenMask, token_wise
 
 
 @described
 @token_wise
-def value(
+def value_loss(
     new_values: PerToken,
     values: PerToken,
     returns: PerToken,
@@ -31,18 +31,15 @@ def value(
         new_values: critic now; only it gets a gradient.
         values: critic at sampling time, V_old; used only with ``clip``.
         returns: the target, ``advantages + values`` before whitening.
-        clip: c > 0 in units of the value (verl: 0.5), or None.
-        huber_delta: δ > 0 in units of the value, or None for the squared error.
+        clip, huber_delta: c > 0 (verl: 0.5) and δ > 0, in units of the value, or None.
 
     >>> m = torch.ones(1, 1, dtype=torch.bool)
-    >>> value(torch.tensor([[3.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]]), m, clip=0.5)
+    >>> value_loss(torch.tensor([[3.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]]), m, clip=0.5)
     tensor([[1.1250]])
     """
     check_tokens(response_mask, cu_seqlens, new_values=new_values, values=values, returns=returns)
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip={clip}, expected a number above 0, or None for no clipping")
-    if huber_delta is not None and not huber_delta > 0:
-        raise ValueError(f"huber_delta={huber_delta}, expected a number above 0, or None for the squared error")
+    check_above(0, ", or None for no clipping", clip=clip)
+    check_above(0, ", or None for the squared error", huber_delta=huber_delta)
 
     new_values = zero_outside(new_values, response_mask)
     returns = zero_outside(returns, response_mask).detach()

@@ -13,18 +13,8 @@ import math
 from typing import Any, NamedTuple
 
 from rlprims.execution._ray_config import backend_of
-from rlprims.plan.memory import (
-    Prompts,
-    Shape,
-    engine_count,
-    engine_width,
-    micro_batches,
-    part_of,
-    rows_sampled,
-    shape_of,
-    text_of,
-    widths,
-)
+from rlprims.plan import sizes
+from rlprims.plan.sizes import Prompts, Shape, shape_of, text_of
 from rlprims.trainer.config import Config
 
 
@@ -129,11 +119,7 @@ def forward_flops(shape: Shape, tokens: float, answers: float, squares: float) -
 
 
 def update_flops(shape: Shape, tokens: float, answers: float, squares: float, *, recomputed: bool = False) -> float:
-    """Operations of an update: those of three forward passes.
-
-    If activations are recomputed, there is another forward pass of the layers. The gradients of frozen weights are not
-    computed.
-    """
+    """Operations of an update: three forward passes, of recomputed layers four, no gradients of frozen weights."""
     products, attention = product_flops(shape, tokens, answers), attention_flops(shape, squares)
     of_weights = products if shape.trained >= shape.parameters else 2 * shape.trained * tokens
     again = 2 * shape.body * tokens + attention if recomputed else 0.0
@@ -194,10 +180,7 @@ def gloo_seconds(size: float, receivers: int, rates: Rates) -> float:
 
 
 def gathered_seconds(size: float, rates: Rates) -> float:
-    """Seconds of a sync between GPUs: every rank gathers the weights, ``size`` bytes, to send them to the engines.
-
-    The engines receive fewer bytes, or as many, at the same time.
-    """
+    """Seconds of a sync between GPUs: every rank gathers ``size`` bytes while engines receive as many, or fewer."""
     return size / rates.network
 
 
@@ -226,20 +209,10 @@ def recorded_bytes(vocabulary: int, rows: float, prompt: float, response: float,
 # A whole step
 
 
-def job_of(config: Config, prompts: Prompts, response_tokens: float | None = None) -> Job:
-    """Return the sizes of a step. ``response_tokens``: tokens of the mean response; None: the maximum length."""
-    longest = config.sampling.max_new_tokens
-    rows = config.prompts_per_step * config.algorithm.group_size
-    return Job(rows, config.prompts_per_step, prompts.mean, response_tokens or longest, longest)
-
-
 def phases(config: Config, prompts: Prompts, rates: Rates, response_tokens: float | None = None) -> list[Phase]:
-    """Return the phases of a step in their order.
-
-    Raises:
-        ValueError: the config of the model cannot be loaded.
-    """
-    shape, job = shape_of(config.model), job_of(config, prompts, response_tokens)
+    """Return the phases of a step in their order. ``response_tokens`` of the mean response; None: the maximum."""
+    shape, groups, longest = shape_of(config.model), config.prompts_per_step, config.sampling.max_new_tokens
+    job = Job(groups * config.algorithm.group_size, groups, prompts.mean, response_tokens or longest, longest)
     found = [_sampling(config, shape, job, rates), *_scoring(config, shape, job, prompts, rates)]
     found.append(_update(config, shape, job, prompts, rates))
     if config.execution == "ray":
@@ -252,19 +225,19 @@ def phases(config: Config, prompts: Prompts, rates: Rates, response_tokens: floa
 
 
 def step_seconds(config: Config, found: list[Phase]) -> float:
-    """Return the seconds of a step. With ``staleness`` engines sample while ranks train; records are written beside."""
+    """The seconds of a step. With ``max_staleness`` engines sample while ranks train; records are written beside."""
     seconds = {phase.what: phase.seconds or 0.0 for phase in found}
     sampling = seconds.pop("sampling")
     sync, recording = seconds.pop("sync", 0.0), seconds.pop("recording", 0.0)
     ranks = sum(seconds.values())
-    ahead = config.staleness and not config.ray.colocate and config.execution == "ray"
+    ahead = config.max_staleness and not config.ray.colocate and config.execution == "ray"
     return max((max(sampling, ranks) if ahead else sampling + ranks) + sync, recording)
 
 
 def checkpoint(config: Config, rates: Rates) -> Phase:
     """Return the phase of a checkpoint. Ranks write their shards during training; then the trainer writes the model."""
     shape, is_ray = shape_of(config.model), config.execution == "ray"
-    stored, trained = widths(config.model)
+    stored, trained = sizes.widths(config.model)
     policy = trained if is_ray and not config.model.lora else stored
     model = shape.parameters * policy
     lower = "checkpoint.every, model.lora"
@@ -291,10 +264,10 @@ def _ranks(config: Config) -> int:
 
 
 def _sampling(config: Config, shape: Shape, job: Job, rates: Rates) -> Phase:
-    is_ray, width = config.execution == "ray", engine_width(config)
-    engines = engine_count(config) if is_ray else 1
+    is_ray, width = config.execution == "ray", sizes.engine_width(config)
+    engines = sizes.engine_count(config) if is_ray else 1
     devices = config.ray.tensor_parallel_size if is_ray else 1
-    rows = rows_sampled(config) / engines
+    rows = sizes.rows_sampled(config) / engines
     own = job._replace(rows=rows, groups=rows * job.groups / job.rows)
     at_once = min(rows, config.model.max_rows_per_generation)
     if is_ray and config.ray.kv_cache_bytes:
@@ -311,56 +284,54 @@ def _sampling(config: Config, shape: Shape, job: Job, rates: Rates) -> Phase:
 
 
 def _scoring(config: Config, shape: Shape, job: Job, prompts: Prompts, rates: Rates) -> list[Phase]:
-    ranks, (stored, _) = _ranks(config), widths(config.model)
+    ranks, (stored, _) = _ranks(config), sizes.widths(config.model)
     computed = 2 if config.execution == "ray" and config.ray.mixed_precision else stored
-    micro = micro_batches(config, prompts, job.response)
+    micro = sizes.micro_batches(config, prompts, job.response)
     flops = forward_flops(shape, micro.tokens_of_step, job.answers, job.squares)
     number = micro.number * config.algorithm.mini_batches
     shards, tensor = _divided(config)
-    moved = scored_bytes(part_of(shape, tensor), shards, computed, number)
+    moved = scored_bytes(sizes.part_of(shape, tensor), shards, computed, number)
     moved += summed_bytes(shape, tensor, micro.tokens_of_step * tensor / ranks, computed, 1)
     seconds = max(flops / ranks / rates.flops, moved / rates.network)
-    roles = ["old log-probs"] if config.recompute_log_probs == 1 else []
+    roles = ["old log-probs"] if config.recompute_log_probs_every == 1 else []
     roles += ["reference"] if "ref_log_probs" in config.algorithm.needs else []
-    old = "ray.training_workers" if config.execution == "ray" else "recompute_log_probs"
+    old = "ray.training_workers" if config.execution == "ray" else "recompute_log_probs_every"
     lower = {"old log-probs": old, "reference": "algorithm.kl_coef: 0"}
     return [Phase(role, flops, 0, moved, seconds, "a forward pass", lower[role]) for role in roles]
 
 
 def _update(config: Config, shape: Shape, job: Job, prompts: Prompts, rates: Rates) -> Phase:
-    ranks, (stored, _) = _ranks(config), widths(config.model)
+    ranks, (stored, _) = _ranks(config), sizes.widths(config.model)
     is_ray, times = config.execution == "ray", config.algorithm.mini_batches * config.algorithm.epochs
     computed = 2 if is_ray and config.ray.mixed_precision else stored
-    micro = micro_batches(config, prompts, job.response)
+    micro = sizes.micro_batches(config, prompts, job.response)
     recomputed = is_ray and config.ray.activation_checkpointing
     epochs = config.algorithm.epochs
     flops = epochs * update_flops(shape, micro.tokens_of_step, job.answers, job.squares, recomputed=recomputed)
     reductions = micro.number if is_ray and config.ray.reduce_gradients == "every_micro_batch" else 1
     shards, tensor = _divided(config)
-    part, copies = part_of(shape, tensor), ranks // (shards * tensor)
+    part, copies = sizes.part_of(shape, tensor), ranks // (shards * tensor)
     gathered = gathered_bytes(part, shards, computed, micro.number)
     reduced = reduced_bytes(part, shards, reductions)
     moved = times * (gathered + reduced + exchanged_bytes(part, shards, copies, reductions))
     moved += summed_bytes(shape, tensor, epochs * micro.tokens_of_step * tensor / ranks, computed, 2 + recomputed)
     seconds = max(flops / ranks / rates.flops, moved / rates.network)
     how = f"{times} x {micro.number} micro-batches of a rank"
-    lower = "ray.training_workers"
-    if ranks > 1:
-        lower += ", model.max_tokens_per_micro_batch"
+    lower = "ray.training_workers" + ", model.max_tokens_per_micro_batch" * (ranks > 1)
     return Phase("update", flops, 0, moved, seconds, how, lower)
 
 
 def _sync(config: Config, shape: Shape, rates: Rates) -> Phase:
-    receivers = engine_count(config) * config.ray.tensor_parallel_size
+    receivers = sizes.engine_count(config) * config.ray.tensor_parallel_size
     if config.model.engine_lora is not None:
         sent = shape.trained * 4
         return Phase("sync", 0, 0, sent, sent / rates.host, f"adapters to {receivers} processes", "")
-    sent = sync_bytes(shape, engine_width(config))
+    sent = sync_bytes(shape, sizes.engine_width(config))
     backend = backend_of(config.ray, "cuda" if config.ray.all_pools["main"].gpus else "cpu")
     if backend == "gloo":
         how = f"gloo, {receivers} processes; rank 0 sends {copies_sent(receivers)} copies"
         return Phase("sync", 0, 0, sent, gloo_seconds(sent, receivers, rates), how, "model.lora.sync: adapter")
-    gathered = shape.parameters * widths(config.model)[0] if config.model.lora else sent
+    gathered = shape.parameters * sizes.widths(config.model)[0] if config.model.lora else sent
     how = f"{backend}, {receivers} processes; every rank gathers {text_of(gathered)}"
     return Phase("sync", 0, 0, sent, gathered_seconds(gathered, rates), how, "model.lora.sync: adapter")
 

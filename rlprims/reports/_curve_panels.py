@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 INK, FAINT = "#333333", "#858585"
 _SMOOTHED = 20  # a series with fewer points is drawn as it is
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
@@ -77,7 +79,12 @@ def draw(axes: Any, panel: Panel, rows: Sequence[Mapping[str, Any]], colour: Any
         if panel.kind == "train" and len(x) >= _SMOOTHED:
             smoothed = True
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=faint * (0.6 if rank else 1.0))
-            y = _smooth(y)
+            # Centred means with Gaussian weights: their standard deviation is a sixtieth of the series, or one step.
+            width = max(1.0, len(y) / 60)
+            reach = min(math.ceil(3 * width), (len(y) - 1) // 2)
+            weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+            counts = np.convolve(np.ones(len(y)), weights, mode="same")
+            y = list(np.convolve(y, weights, mode="same") / counts)
         axes.plot(x, y, color=colour, solid_capstyle="round", **style)
     return smoothed
 
@@ -122,14 +129,3 @@ def _fit_height(axes: Any, panel: Panel) -> None:
     elif heights[0] >= 0:
         axes.set_ylim(0, 1.08 * top if top > 0 else 0.1 if panel.share else 1.0)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    """Centred means with Gaussian weights, a standard deviation of a sixtieth of the series, or one step."""
-    import numpy as np
-
-    width = max(1.0, len(values) / 60)
-    reach = min(math.ceil(3 * width), (len(values) - 1) // 2)
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    sums = np.convolve(values, weights, mode="same")
-    return list(sums / np.convolve(np.ones(len(values)), weights, mode="same"))

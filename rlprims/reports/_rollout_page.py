@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprims.reports._visible import visible
-from rlprims.runs.records import Row, file_of, parsed, recorded_steps
+from rlprims.runs.records import RecordedRow, file_of, parsed, recorded_steps
 
 _MOST_BYTES = 64_000_000
 
@@ -69,31 +69,23 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
         if groups:
             steps.append({"step": step, "groups": list(groups.values())})
         if full:
-            notes.insert(0, _cap_note(step, bool(groups), len(files), len(steps)))
+            kept = f"the newest {len(steps)} of {len(files)} recorded steps" if steps else "none of the recorded steps"
+            kept += f", step {step} in part" if groups else ""
+            choose = "Choose another by: rlprims rollouts RUN --html FILE --step N."
+            notes.insert(0, f"To stay small, this page has {kept}. {choose}")
             break
     if source is not None and source not in sources:
         raise ValueError(f"no rollout from {source!r}; the sources are {', '.join(sorted(sources)) or 'none'}")
     return {"run": visible(run.resolve().name), "steps": steps[::-1], "notes": notes[:20]}
 
 
-def _cap_note(step: int, partly: bool, recorded: int, shown: int) -> str:
-    kept = f"the newest {shown} of {recorded} recorded steps" if shown else "none of the recorded steps"
-    part = f", step {step} in part" if partly else ""
-    return f"To stay small, this page has {kept}{part}. Choose another by: rlprims rollouts RUN --html FILE --step N."
+def _group(row: RecordedRow) -> dict[str, Any]:
+    texts = {"prompt": row.prompt, "answer": row.answer, "source": row.data_source}
+    shown = {name: visible(text) for name, text in texts.items()}
+    return {"id": row.group, **shown, "greedy": _short(row.baseline_score), "rows": []}
 
 
-def _group(row: Row) -> dict[str, Any]:
-    group = {
-        "id": row.group,
-        "prompt": visible(row.prompt),
-        "answer": visible(row.answer),
-        "source": visible(row.data_source),
-        "greedy": _short(row.baseline_score),
-    }
-    return {**group, "rows": []}
-
-
-def _response(row: Row) -> dict[str, Any]:
+def _response(row: RecordedRow) -> dict[str, Any]:
     """The response with short numbers; one advantage instead of a list if all tokens have the same."""
     advantages = None if row.advantages is None else [_short(value) for value in row.advantages]
     if advantages and len(set(advantages)) == 1:
@@ -113,14 +105,13 @@ def _response(row: Row) -> dict[str, Any]:
     }
 
 
-def _turns(row: Row) -> list[dict[str, Any]]:
+def _turns(row: RecordedRow) -> list[dict[str, Any]]:
     """The turns of an episode: the begin and end of each, the number of tokens that it read, and its reward."""
     turns: list[dict[str, Any]] = []
     for at, turn in enumerate(row.turn_ids):
         if not turns or turns[-1]["turn"] != turn:
-            turns.append(
-                {"turn": turn, "start": at, "stop": at, "read": 0, "reward": _short(row.turn_rewards.get(turn))}
-            )
+            reward = _short(row.turn_rewards.get(turn))
+            turns.append({"turn": turn, "start": at, "stop": at, "read": 0, "reward": reward})
         turns[-1]["stop"] = at + 1
         turns[-1]["read"] += row.observed[at] if row.observed else 0
     return turns

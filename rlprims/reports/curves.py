@@ -24,19 +24,12 @@ from rlprims.reports._curve_panels import (
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of ``run/metrics.jsonl``, in order; non-finite numbers are None.
-
-    An incomplete last line, of a process that was killed, is left out.
-
-    Raises:
-        ValueError: there is no such file, or a line before the last is not a JSON object. The message has the line.
-    """
+    """The lines of ``run/metrics.jsonl``; non-finite numbers are None, an incomplete last line is left out."""
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
-        raise ValueError(
-            f"{run}: expected the directory of a run, with config.yaml, metrics.jsonl and rollouts/, got one without "
-            "metrics.jsonl"
-        )
+        wanted = "the directory of a run, with config.yaml, metrics.jsonl and rollouts/"
+        found = "one without metrics.jsonl" if Path(run).is_dir() else "no folder"
+        raise ValueError(f"{run}: expected {wanted}, got {found}")
     lines = path.read_bytes().rstrip().splitlines()
     rows: list[dict[str, Any]] = []
     for at, line in enumerate(lines, 1):
@@ -57,11 +50,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def draw_curves(runs: Sequence[Path], out: Path) -> Path:
     """Draw the curves of runs as one figure of small panels, and save it; the suffix of ``out`` is the format.
 
-    In training panels the faint line has every step and the strong line is a running mean. A panel for which no run has
-    numbers is left out.
-
-    Raises:
-        ValueError: there are no runs, a path is not the directory of a run, or no run with a number to draw.
+    In training panels a faint line has every step, a strong one the running mean. Panels without data are left out.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -70,9 +59,8 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
     metrics = [read_metrics(run) for run in runs]
     panels = [panel for panel in PANELS if any(has_data(panel, rows) for rows in metrics)]
     if not panels:
-        raise ValueError(
-            f"nothing to draw in {', '.join(map(str, runs)) or 'no runs'}: pass a run with at least one finished step"
-        )
+        where = ", ".join(map(str, runs)) or "no runs"
+        raise ValueError(f"nothing to draw in {where}: pass a run with at least one finished step")
     across = min(3, len(panels))
     down = math.ceil(len(panels) / across)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02, hspace=0.03)
@@ -97,13 +85,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> Path:
 
 
 def summary_table(runs: Sequence[Path]) -> Table:
-    """A table with a row per run: accuracy and length at the first and the last evaluation, and the cost.
-
-    If responses could not be scored, also their number by cause.
-
-    Raises:
-        ValueError: a path is not the directory of a run.
-    """
+    """A table with a row per run: accuracy and length at the first and last evaluation, cost, unscored responses."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "algorithm", "seed"):
         table.add_column(name)
@@ -177,9 +159,8 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     names = []
     for run in runs:
         name, seed = _identity(run)
-        names.append(
-            ", ".join([f"run {run.resolve().name}" if name == "–" else name, *[f"seed {seed}"] * (seed != "–")])
-        )
+        name = f"run {run.resolve().name}" if name == "–" else name
+        names.append(name if seed == "–" else f"{name}, seed {seed}")
     for places in ([run.resolve().name for run in runs], [str(run) for run in runs]):
         shared = {name for name, count in Counter(names).items() if count > 1}
         names = [f"{name} ({place})" if name in shared else name for name, place in zip(names, places, strict=True)]

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -53,8 +52,7 @@ class ProgressLine:
     """On a terminal one line, with the metrics that fit; in a file or pipe a line for every tenth of the run."""
 
     def __init__(self, console: Console, *, steps: int, done: int) -> None:
-        self.console = console
-        self.steps = steps
+        self.console, self.steps = console, steps
         self.progress = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             *([BarColumn(bar_width=_BAR)] if console.width >= _WIDE else []),
@@ -69,23 +67,18 @@ class ProgressLine:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         parts = [text.format(metrics[name]) for name, text in _SHOWN.items() if name in metrics]
-        self.progress.update(self.task, completed=step, metrics=fitting(parts, self._width_left()))
+        others = [len(f"step {self.steps}/{self.steps}"), len("0:00:00")]
+        others += [_BAR] if self.console.width >= _WIDE else []
+        width = self.console.width - sum(other + 1 for other in others)  # a space after each column
+        self.progress.update(self.task, completed=step, metrics=fitting(parts, width))
         if not self.console.is_terminal and step % max(1, self.steps // 10) == 0:
             line = "  ".join([f"step {step}/{self.steps}", *parts])
             self.console.print(line, highlight=False, soft_wrap=True)
-
-    def _width_left(self) -> int:
-        """The width of the terminal minus the other columns, with a space after each."""
-        others = [len(f"step {self.steps}/{self.steps}"), len("0:00:00")]
-        others += [_BAR] if self.console.width >= _WIDE else []
-        return self.console.width - sum(width + 1 for width in others)
 
 
 def print_samples(console: Console, title: str, batches: Iterable[DataProto], count: int) -> None:

@@ -13,20 +13,15 @@ from rich.text import Text
 
 from rlprims.reports._rollout_page import write_page
 from rlprims.reports._visible import visible
-from rlprims.runs.records import Row, by_group, read_rollouts
+from rlprims.runs.records import RecordedRow, by_group, read_rollouts
 
-__all__ = ["Row", "print_rollouts", "read_rollouts", "write_page"]
+__all__ = ["RecordedRow", "print_rollouts", "read_rollouts", "write_page"]
 
 _GREY, _GREEN, _RED = (128, 128, 128), (0, 165, 80), (225, 50, 45)  # legible on black and on white
 
 
 def print_rollouts(
-    run: Path,
-    *,
-    step: int | None = None,
-    count: int = 8,
-    source: str | None = None,
-    console: Console | None = None,
+    run: Path, *, step: int | None = None, count: int = 8, source: str | None = None, console: Console | None = None
 ) -> None:
     """Print the samples of a step by group: the prompt, and the responses with tokens in the colour of their advantage.
 
@@ -65,7 +60,7 @@ def print_rollouts(
         console.print(Text(f"{len(rows) - count} more responses in this step", style="dim"))
 
 
-def _print_group(console: Console, group: Sequence[Row], largest: float, *, count: int) -> None:
+def _print_group(console: Console, group: Sequence[RecordedRow], largest: float, *, count: int) -> None:
     first = group[0]
     parts = [f"group {first.group}", first.data_source]
     parts += [] if first.baseline_score is None else [f"greedy score {first.baseline_score:g}"]
@@ -81,7 +76,7 @@ def _print_group(console: Console, group: Sequence[Row], largest: float, *, coun
     console.print()
 
 
-def _heading(row: Row) -> Text:
+def _heading(row: RecordedRow) -> Text:
     parts = [] if row.score is None else [f"score {row.score + 0.0:g}"]
     if row.shaped_score is not None and row.shaped_score != row.score:
         parts.append(f"shaped {row.shaped_score:g}")
@@ -99,7 +94,7 @@ def _heading(row: Row) -> Text:
     return text.append(visible(" · ".join(filter(None, parts))), style="dim" if row.is_left_out else "bold")
 
 
-def _tokens(row: Row, largest: float) -> Text:
+def _tokens(row: RecordedRow, largest: float) -> Text:
     text = Text()
     for token, advantage, read in zip_longest(row.tokens, row.advantages or [], row.observed):
         style = Style(dim=True, italic=bool(read)) if row.is_left_out or read else _colour(advantage, largest)

@@ -1,9 +1,12 @@
 """The columns of the data that a function gets: by the names of its parameters, for one row or for several."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from functools import cache
 from typing import Any, NamedTuple
+
+from rlprims._near import near
 
 
 class Data(NamedTuple):
@@ -37,7 +40,7 @@ class Wants(NamedTuple):
     rest: bool
     """Whether it has ``**kwargs`` and gets all other columns."""
 
-    def of(self, available: Iterable[str]) -> list[str]:
+    def names_in(self, available: Iterable[str]) -> list[str]:
         """The columns to pass to the function.
 
         Raises:
@@ -45,16 +48,14 @@ class Wants(NamedTuple):
         """
         names = list(available)
         if missing := [name for name in self.required if name not in names]:
-            near = {name: get_close_matches(name, names, n=1) for name in missing}
-            hints = "".join(f"; did you mean {found[0]!r}?" for found in near.values() if found)
+            hints = "".join(f"; did you mean {meant!r}?" for name in missing if (meant := near(name, names)))
             raise ValueError(f"the verifier needs the columns {missing}; extra has {sorted(names)}{hints}")
         optional = [name for name in names if name in self.optional or self.rest]
         return [*self.required, *(name for name in optional if name not in self.required + self.positional)]
 
 
 def wants(function: Callable[..., Any]) -> Wants:
-    """The data that a function needs. The second parameter is the answer, or a column if it has a default and another
-    name."""
+    """The data that a function needs. Its second parameter is the answer, unless it has a default and another name."""
     parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
     rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -76,9 +77,8 @@ def by_row(wanted: Wants, data: Data, options: Mapping[str, Any]) -> list[Bound]
     optional = set(wanted.optional)
     bound = []
     for row, (values, others) in enumerate(zip(rows, zip(*named.values(), strict=True), strict=True)):
-        given = {
-            name: value for name, value in zip(named, others, strict=True) if value is not None or name not in optional
-        }
+        pairs = zip(named, others, strict=True)
+        given = {name: value for name, value in pairs if value is not None or name not in optional}
         bound.append(Bound((row,), values, {**given, **options}))
     return bound
 
@@ -86,15 +86,12 @@ def by_row(wanted: Wants, data: Data, options: Mapping[str, Any]) -> list[Bound]
 def by_rows(wanted: Wants, data: Data, groups: Iterable[Sequence[int]], options: Mapping[str, Any]) -> list[Bound]:
     """The arguments of a call for each group of rows: lists with an entry for each row."""
     arguments, named = _columns(wanted, data)
-    return [
-        Bound(
-            rows,
-            [[column[row] for row in rows] for column in arguments],
-            {name: [column[row] for row in rows] for name, column in named.items()} | dict(options),
-            len(rows),
-        )
-        for rows in groups
-    ]
+    bound = []
+    for rows in groups:
+        values = [[column[row] for row in rows] for column in arguments]
+        given = {name: [column[row] for row in rows] for name, column in named.items()}
+        bound.append(Bound(rows, values, {**given, **options}, len(rows)))
+    return bound
 
 
 def plain(value: Any) -> Any:
@@ -112,8 +109,19 @@ def _columns(wanted: Wants, data: Data) -> tuple[list[list[Any]], dict[str, list
     """
     extra = data.extra or {}
     available = {"answer": data.answers, **extra} if len(wanted.positional) < 2 else extra
-    named = {name: list(available[name]) for name in wanted.of(available)}
+    named = {name: list(available[name]) for name in wanted.names_in(available)}
     for name, column in {"answers": data.answers, **named}.items():
         if len(column) != len(data.responses):
             raise ValueError(f"{name} has {len(column)} rows and responses has {len(data.responses)}, expected as many")
     return [list(data.responses), list(data.answers)][: len(wanted.positional)], named
+
+
+@cache
+def imported(path: str) -> Callable[..., Any]:
+    """The function at ``package.module.name``."""
+    module, _, name = path.rpartition(".")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
+    return found

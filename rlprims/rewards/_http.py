@@ -1,4 +1,4 @@
-"""POST requests of JSON with retries and a deadline. Redirects are not followed."""
+"""POST requests of JSON with retries and a deadline, to the host of the address only: redirects are not followed."""
 
 import asyncio
 import json
@@ -84,11 +84,8 @@ async def send(
     """Send a request and return the decoded JSON answer.
 
     If there is no connection, a timeout or a temporary error (429, 5xx), the request is repeated after ``backoff``
-    seconds, then twice that, ..., with 50 % jitter, or after the time in ``Retry-After``.
-
-    An attempt has ``timeout`` seconds in total, from the connection to the last byte. No attempt starts after
-    ``deadline``, on the clock ``time.monotonic``. A redirect is an error, so that data, headers and credentials are
-    sent to the host of ``url`` only.
+    seconds, then twice that, ..., with 50 % jitter, or after the time in ``Retry-After``. An attempt has ``timeout``
+    seconds, from the connection to the last byte. None starts after ``deadline``, on the clock ``time.monotonic``.
 
     Raises:
         RemoteError: after the last attempt, or at a permanent error (400, 404, a certificate, no JSON).

@@ -11,7 +11,16 @@ from rlprims._described import described
 from rlprims.ended import EndedName
 from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
 from rlprims.layout import last_of_turn, sequence_lengths
-from rlprims.masking import check_sequences, check_tokens, ended_by, upcast, zero_outside
+from rlprims.masking import (
+    check_at_least,
+    check_finite,
+    check_range,
+    check_sequences,
+    check_tokens,
+    ended_by,
+    upcast,
+    zero_outside,
+)
 from rlprims.types import CuSeqlens, EndedCodes, GroupIds, PerSequence, TokenMask, TurnIds
 
 
@@ -45,12 +54,8 @@ def overlong_penalty(
     """
     check_tokens(response_mask, cu_seqlens)
     if not 0 <= buffer_length <= max_length or max_length == 0:
-        raise ValueError(
-            f"buffer_length={buffer_length} and max_length={max_length}, expected 0 <= buffer_length <= max_length and "
-            "max_length above 0"
-        )
-    if penalty_factor < 0:
-        raise ValueError(f"penalty_factor={penalty_factor}, expected at least 0: it is the size of the penalty")
+        raise ValueError(f"buffer_length={buffer_length}, expected 0 to max_length={max_length}, which must be above 0")
+    check_at_least(0, ": it is the size of the penalty", penalty_factor=penalty_factor)
     excess = (sequence_lengths(response_mask, cu_seqlens) - (max_length - buffer_length)).float()
     share = excess / buffer_length if buffer_length > 0 else (excess > 0).float()
     return -penalty_factor * share.clamp(0.0, 1.0)
@@ -91,8 +96,9 @@ def cosine_length(
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores)
-    if max_length < 1:
-        raise ValueError(f"max_length={max_length}, expected at least 1: the tokens at which the long value is reached")
+    check_at_least(1, ": the tokens at which the long value is reached", max_length=max_length)
+    check_finite(correct_short=correct_short, correct_long=correct_long, correct_above=correct_above)
+    check_finite(wrong_short=wrong_short, wrong_long=wrong_long)
     lengths = sequence_lengths(response_mask, cu_seqlens)
     has_tokens = lengths > 0
     s = zero_outside(scores, has_tokens)
@@ -116,9 +122,8 @@ def relative_length(
 
     With l the tokens that the policy sampled, λ = 0.5 − (l − min) / (max − min) over the group: 0.5 for the shortest
     response and −0.5 for the longest. A correct answer gets w λ and a wrong one w min(0, λ), so that a short wrong
-    answer gets no reward. If all lengths of a group are equal, every λ is 0.
-
-    The paper adds it only later in the training, because early in the training it keeps answers from becoming longer.
+    answer gets no reward. If all lengths of a group are equal, every λ is 0. The paper adds it only later in the
+    training, because early it keeps answers from becoming longer.
 
     Args:
         weight: w, in units of the score; at least 0.
@@ -133,8 +138,8 @@ def relative_length(
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
     check_group_ids(group_ids)
-    if weight < 0:
-        raise ValueError(f"weight={weight}, expected at least 0: a negative weight would reward length")
+    check_at_least(0, ": a negative weight would reward length", weight=weight)
+    check_finite(correct_above=correct_above)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(scores).dtype)
     has_tokens = lengths > 0
     shortest, longest = group_bounds(lengths, group_ids, has_tokens)
@@ -175,8 +180,9 @@ def solve_rate_length(
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
     check_group_ids(group_ids)
-    if max_length < 1 or coefficient < 0:
-        raise ValueError(f"max_length={max_length} and coefficient={coefficient}, expected at least 1 and at least 0")
+    check_at_least(1, max_length=max_length)
+    check_at_least(0, coefficient=coefficient)
+    check_finite(correct_above=correct_above)
     lengths = sequence_lengths(response_mask, cu_seqlens)
     correct = group_count(group_ids, (scores > correct_above) & (lengths > 0))
     rate = correct.clamp(min=1).to(upcast(scores).dtype) / group_count(group_ids)
@@ -184,7 +190,7 @@ def solve_rate_length(
 
 
 @described
-def linear_cost(
+def cost_per_token(
     scores: PerSequence,
     group_ids: GroupIds,
     response_mask: TokenMask,
@@ -216,14 +222,13 @@ def linear_cost(
 
     >>> m = torch.arange(8) < torch.tensor([[4], [8]])
     >>> scores, group, read = torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([30, 10])
-    >>> linear_cost(scores, group, m, context_lengths=read)  # s̄ is ½: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
+    >>> cost_per_token(scores, group, m, context_lengths=read)  # s̄ is ½: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
     tensor([-0.1125, -0.1417])
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
     check_group_ids(group_ids)
-    if min(output, context, turns) < 0:
-        raise ValueError(f"output={output}, context={context} and turns={turns}, expected costs of at least 0")
+    check_at_least(0, output=output, context=context, turns=turns)
     dtype = upcast(scores).dtype
     lengths = sequence_lengths(response_mask, cu_seqlens).to(dtype)
     has_tokens = lengths > 0
@@ -277,11 +282,9 @@ def truncation_penalty(
     """
     is_truncated = ended_by(ended, reasons)
     if scores.shape != ended.shape:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, ended has {tuple(ended.shape)}: expected (B,) for both"
-        )
-    if not 0 <= scale <= 1 or penalty < 0:
-        raise ValueError(f"scale={scale} and penalty={penalty}, expected scale in [0, 1] and penalty at least 0")
+        raise ValueError(f"scores has shape {tuple(scores.shape)}, ended has {tuple(ended.shape)}: expected (B,)")
+    check_range(0, 1, scale=scale)
+    check_at_least(0, penalty=penalty)
     if scale == 1 and penalty == 0:
         raise ValueError("scale=1 and penalty=0 change nothing, expected another value of one of them")
     return zero_outside((scale - 1) * upcast(scores) - penalty, is_truncated)

@@ -61,8 +61,7 @@ def outcomes(
     ``rows`` is the number of results that the function returns as a list; None: it returns the result of one row.
     """
     try:
-        result = function(*arguments, **named)
-        return [read_row(result)] if rows is None else read(result, rows)
+        return read(function(*arguments, **named), rows)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # the timeouts of some libraries are not a subclass of Exception

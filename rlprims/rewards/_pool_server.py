@@ -71,7 +71,8 @@ def main() -> None:
 
 
 def _answer(control: socket.socket, message: dict[str, Any]) -> None:
-    control.sendall(json.dumps(message).encode() + b"\n")
+    with suppress(BrokenPipeError):  # the trainer has ended, which the next read reports
+        control.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _end(pid: int) -> int:

@@ -7,35 +7,31 @@ from torch import Tensor
 
 from rlprims._described import described
 from rlprims.layout import expand_to_tokens
-from rlprims.masking import check_tokens, upcast
+from rlprims.masking import check_above, check_at_least, check_finite, check_tokens, upcast
 from rlprims.types import ComponentScores, CuSeqlens, PerSequence, TokenMask
 
 Responses: TypeAlias = Annotated[Tensor, "int64 (B, T) or (N,)"]
 
 
 @described
-def combine(component_scores: ComponentScores, *, weights: tuple[float, ...] | None = None) -> PerSequence:
+def weighted_score(component_scores: ComponentScores, *, weights: tuple[float, ...] | None = None) -> PerSequence:
     """One score from several rewards, Σ_k w_k s_k; NaN marks a reward that does not apply to that response.
 
     A NaN is left out of the sum, and the other weights do not change (TRL does the same). A response without any score
-    is NaN, so that ``filters.finite`` drops its group; with a plain sum its score would be 0.
+    is NaN, so that ``filters.finite_scores`` drops its group; with a plain sum its score would be 0.
 
     The result is the score itself, not a term to add to it. ``advantage.gdpo`` takes the components.
 
     >>> nan = torch.nan
-    >>> combine(torch.tensor([[1.0, 0.5], [1.0, nan], [nan, nan]]), weights=(1.0, 0.2))
+    >>> weighted_score(torch.tensor([[1.0, 0.5], [1.0, nan], [nan, nan]]), weights=(1.0, 0.2))
     tensor([1.1000, 1.0000,    nan])
     """
     if component_scores.dim() != 2:
-        raise ValueError(
-            f"component_scores has shape {tuple(component_scores.shape)}, expected (B, K): one column for each reward"
-        )
-    w = (1.0,) * component_scores.shape[1] if weights is None else weights
-    if len(w) != component_scores.shape[1]:
-        raise ValueError(
-            f"component_scores has {component_scores.shape[1]} columns and weights has {len(w)} entries, expected one "
-            "weight for each reward"
-        )
+        raise ValueError(f"component_scores has shape {tuple(component_scores.shape)}, expected (B, K) for K rewards")
+    count = component_scores.shape[1]
+    w = (1.0,) * count if weights is None else weights
+    if len(w) != count:
+        raise ValueError(f"component_scores has {count} columns and weights has {len(w)} entries, expected as many")
     s = upcast(component_scores)
     unknown = s.isnan()
     total = (torch.where(unknown, 0.0, s) * torch.tensor(w, dtype=s.dtype, device=s.device)).sum(1)
@@ -66,8 +62,10 @@ def rescale(
     """
     if scores.dim() != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (B,): one per response")
-    if scale <= 0 or not low < high:
-        raise ValueError(f"scale={scale}, low={low} and high={high}, expected scale above 0 and low < high")
+    check_above(0, scale=scale)
+    check_finite(shift=shift)
+    if not low < high:
+        raise ValueError(f"low={low} and high={high}, expected low < high")
     old = upcast(scores)
     return ((old + shift) * scale).clamp(low, high) - old
 
@@ -100,8 +98,8 @@ def repetition_penalty(
     check_tokens(response_mask, cu_seqlens, responses=responses)
     if responses.is_floating_point():
         raise ValueError(f"responses has dtype {responses.dtype}, expected integers")
-    if ngram < 1 or penalty_factor < 0:
-        raise ValueError(f"ngram={ngram} and penalty_factor={penalty_factor}, expected at least 1 and at least 0")
+    check_at_least(1, ngram=ngram)
+    check_at_least(0, penalty_factor=penalty_factor)
     rows = response_mask.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     row = expand_to_tokens(torch.arange(rows, device=responses.device), response_mask, cu_seqlens).flatten()
     # Valid tokens come first, in their order. All other tokens get a number that is not a row number.

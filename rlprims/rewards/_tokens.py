@@ -2,7 +2,16 @@
 
 from rlprims._described import described
 from rlprims.layout import last_token, to_tokens
-from rlprims.masking import check_choice, check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import (
+    check_above,
+    check_choice,
+    check_finite,
+    check_range,
+    check_sequences,
+    check_tokens,
+    upcast,
+    zero_outside,
+)
 from rlprims.ratios import Estimator, estimate_kl
 from rlprims.scan import next_values
 from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
@@ -12,8 +21,7 @@ from rlprims.types import CuSeqlens, PerSequence, PerToken, TokenMask
 def at_last_token(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Outcome reward: each response's score on the last token that the policy sampled, 0 elsewhere.
 
-    For a response without a token all rewards are 0; verl and OpenRLHF write its score on the last column. The score of
-    such a response is still in ``scores``.
+    For a response without a token all rewards are 0; verl and OpenRLHF write its score on the last column.
 
     >>> import torch
     >>> at_last_token(torch.tensor([2.0, 3.0]), torch.tensor([[True, True, False], [False, False, False]]))
@@ -53,6 +61,7 @@ def kl_penalty(
     """
     check_tokens(response_mask, cu_seqlens, rewards=rewards, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs)
     check_choice("estimator", estimator, Estimator)
+    check_finite(kl_coef=kl_coef)
     d = zero_outside(old_log_probs, response_mask) - zero_outside(ref_log_probs, response_mask)
     return zero_outside(rewards, response_mask) - kl_coef * estimate_kl(d, estimator).detach()
 
@@ -65,9 +74,7 @@ def potential_shaping(
 
     Φ_t is the value of the state before token t: a progress estimate, a process reward model. After the last token it
     is 0, so the discounted sum of F over a response is −Φ_0, the same for every response to a prompt: the best policy
-    stays the same, and only the credit of the tokens changes. This does not hold for a potential that is added as a
-    plain reward.
-
+    stays the same, and only the credit of the tokens changes. This does not hold for a potential added as a reward.
     Masked tokens are skipped: t+1 is the next token that the policy sampled.
 
     Args:
@@ -80,8 +87,7 @@ def potential_shaping(
     tensor([[ 0.2000,  0.0000,  0.2000, -0.9000]])
     """
     check_tokens(response_mask, cu_seqlens, potentials=potentials)
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma={gamma}, expected a number in [0, 1]")
+    check_range(0, 1, gamma=gamma)
     next_potentials = next_values(potentials, response_mask, cu_seqlens=cu_seqlens)
     return zero_outside(gamma * next_potentials - upcast(potentials), response_mask)
 
@@ -99,9 +105,8 @@ def implicit_process(
 
     r_t = β (log π_φ,t − log π_ref,t) for a model φ that is trained on outcomes only, so that σ(Σ_t r_t) is the
     probability of a correct response: :func:`rlprims.losses.implicit_reward`. The sum up to a token is φ's expectation
-    of the outcome there, and r_t the token's contribution. Labels of tokens are not needed. In PRIME
-    (arXiv:2502.01456) φ learns from the rollouts of each step, and :func:`rlprims.advantage.prime` joins these rewards
-    with the outcome.
+    of the outcome there, and r_t the token's contribution. In PRIME (arXiv:2502.01456) φ learns from the rollouts of
+    each step, and :func:`rlprims.advantage.prime` joins these rewards with the outcome.
 
     Args:
         process_log_probs: log π_φ of the sampled tokens; they get no gradient.
@@ -114,7 +119,6 @@ def implicit_process(
     tensor([[ 0.0500, -0.0500,  0.0000]])
     """
     check_tokens(response_mask, cu_seqlens, process_log_probs=process_log_probs, ref_log_probs=ref_log_probs)
-    if beta <= 0:
-        raise ValueError(f"beta={beta}, expected a number above 0: reward per nat")
+    check_above(0, ": reward per nat", beta=beta)
     d = zero_outside(process_log_probs, response_mask) - zero_outside(ref_log_probs, response_mask)
     return beta * d.detach()

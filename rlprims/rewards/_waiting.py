@@ -2,13 +2,11 @@
 
 import asyncio
 import contextvars
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from rlprims._event_loop import event_loop
+from rlprims._event_loop import event_loop, in_daemon
 
 IO = "rewards io"
 """The event loop of requests, pools and threads. No function of a user runs in it, so that none can block it."""
@@ -47,17 +45,11 @@ async def in_thread(function: Callable[[], T]) -> T:
     the thread is left alone: the process does not wait for it when it exits."""
     thread = _Thread(Future(), [])
 
-    def call() -> None:
+    def call() -> T:
         _THREAD.set(thread)
-        with suppress(InvalidStateError):  # cancelled
-            try:
-                thread.result.set_result(function())
-            except (KeyboardInterrupt, SystemExit) as error:  # as such it would end the event loop
-                thread.result.set_exception(RuntimeError(f"{type(error).__name__} in a thread: {error}"))
-            except BaseException as error:
-                thread.result.set_exception(error)
+        return function()
 
-    threading.Thread(target=call, daemon=True).start()
+    in_daemon(call, thread.result)
     try:
         result: T = await asyncio.wrap_future(thread.result)
         return result

@@ -113,12 +113,7 @@ def rubric(
 
 
 def pair(
-    response: str,
-    answer: str,
-    question: str = "",
-    *,
-    judge: Judge,
-    instructions: str = _COMPARING,
+    response: str, answer: str, question: str = "", *, judge: Judge, instructions: str = _COMPARING
 ) -> dict[str, float]:
     """1 if the judge prefers the response to the answer, 0 if it prefers the answer, 1/2 for a tie.
 
@@ -212,21 +207,14 @@ def _shown(parts: Sequence[tuple[str, Any]]) -> str:
 def _ask(system: str, user: str, verdict: Mapping[str, Any], judge: Judge) -> tuple[dict[str, Any], int]:
     """The judge's verdict, checked against its schema, and the number of tokens that it used."""
     properties = {"reason": {"type": "string"}, **verdict} if judge.reason else dict(verdict)
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    form = {"name": "verdict", "schema": schema, "strict": True}
     request = {
         "model": judge.model,
         "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
         "temperature": judge.temperature,
         "max_tokens": judge.max_tokens,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "verdict", "schema": schema, "strict": True},
-        },
+        "response_format": {"type": "json_schema", "json_schema": form},
     }
     name = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     if judge.cache is not None and (cached := _recall(judge.cache, name)) is not None:

@@ -17,11 +17,10 @@ from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
 from rlprims.masking import check_choice
-from rlprims.rewards._columns import Bound, Data, by_row, plain, wants
+from rlprims.rewards._columns import Bound, Data, by_row, imported, plain, wants
 from rlprims.rewards._outcome import Failure, Outcome, Scores, to_scores
 from rlprims.rewards._pool_server import IDLE
 from rlprims.rewards._waiting import wait_for
-from rlprims.rewards.verifiers._imported import imported
 
 __all__ = ["Pool"]
 
@@ -38,10 +37,9 @@ _Note: TypeAlias = Callable[[int, Outcome], None]
 class Pool:
     """Worker processes that score rows by a verifier, with limits per row that are enforced by killing the worker.
 
-    If a row takes longer than ``seconds``, or its worker dies (out of memory, a crash in C), the row has no score, and
-    the worker is killed and replaced. No other row is lost, and the order is kept. Rows are sent in batches to workers
-    that stay alive, so that the overhead is small for cheap verifiers. A new worker is forked, in milliseconds, from a
-    server that has imported everything.
+    If a row takes longer than ``seconds``, or its worker dies (out of memory, a crash in C), the row has no score. No
+    other row is lost, and the order is kept. Rows are sent in batches to workers that stay alive, so that the overhead
+    is small for cheap verifiers. A new worker is forked, in milliseconds, from a server that has imported everything.
 
     The verifier must be importable (a function of a module, not of a notebook's cell), because it runs in other
     processes; answers, options and results must be JSON. All processes end when the trainer ends for any reason.
@@ -54,7 +52,7 @@ class Pool:
         cpu_seconds: CPU time of one row, rounded up to a whole second; None: no limit.
         memory_mb: address space that a worker may take in addition to what it has at its start; None: no limit.
         recycle_after: rows after which a worker is replaced, which frees leaked memory.
-        preload: modules that the verifier imports when it first runs, such as ``math_verify``: imported once.
+        preload: modules that the verifier imports when it first runs, such as ``sympy`` for ``math``: imported once.
         timeout: the score of a row that exceeded a limit of time or memory. ``nan``: it has no score, and its group is
             not trained on, so the policy does not learn to avoid programs that do not end. ``zero``: its score is 0,
             and the column ``limit_reached`` is 1; on a slow machine correct answers may then count as wrong.
@@ -91,14 +89,8 @@ class Pool:
         self._lock = asyncio.Lock()
         self._chunk = 8
         self._workers: list[_Worker | None] = [None] * workers
-        job = {
-            "verifier": path,
-            "options": dict(options or {}),
-            "preload": list(preload),
-            "cpu_seconds": cpu_seconds,
-            "memory_mb": memory_mb,
-            "recycle_after": recycle_after,
-        }
+        limits = {"cpu_seconds": cpu_seconds, "memory_mb": memory_mb, "recycle_after": recycle_after}
+        job = {"verifier": path, "options": dict(options or {}), "preload": list(preload), **limits}
         self._job = json.dumps(job, default=_path)
         self._server = _Server(self._job)
         self._finalizer = weakref.finalize(self, _Server.close, self._server)
@@ -158,7 +150,9 @@ class Pool:
                 worker = self._workers[slot] = self._workers[slot] or _Worker(server)
                 server = worker.server
                 if await worker.score(chunk, self._seconds, batch.note):
-                    self._chunk = _next_size(self._chunk, rows, time.monotonic() - began)
+                    # About 20 ms: long enough for a small overhead, short enough to balance the workers.
+                    fits = int(rows * _CHUNK_SECONDS / max(time.monotonic() - began, 1e-6))
+                    self._chunk = max(1, min(fits, 2 * self._chunk, _LARGEST_CHUNK))
                     batch.fruitless = 0
                     continue
                 self._workers[slot] = None
@@ -240,6 +234,7 @@ class _Server:
             if problem := self._answer().get("error"):
                 raise ValueError(f"the verifier cannot be imported in another process: {problem}")
         except BaseException:
+            self._process.kill()  # it still imports, and has no workers
             self.close()
             raise
 
@@ -360,12 +355,6 @@ def _zero(outcome: Outcome) -> Outcome:
     if isinstance(outcome, Failure) and outcome.cause in _LIMITS:
         return {"score": 0.0, "acc": 0.0, "limit_reached": 1.0}
     return outcome
-
-
-def _next_size(size: int, rows: int, elapsed: float) -> int:
-    """The size of a chunk of about 20 ms: long enough for a small overhead, short enough to balance the workers."""
-    fits = int(rows * _CHUNK_SECONDS / max(elapsed, 1e-6))
-    return max(1, min(fits, 2 * size, _LARGEST_CHUNK))
 
 
 def _path(verifier: Any) -> str:

@@ -43,9 +43,8 @@ def remote(
     ``{"results": [...]}``, for each row a number, a mapping with ``score``, or null if it has no score.
 
     If the server refuses a request with several rows (HTTP 400, 413, 422), or its answer cannot be read, the rows are
-    sent again one by one, so that only the row with the error has no score.
-
-    Redirects are not followed: data and headers are sent to the host of ``url`` only.
+    sent again one by one, so that only the row with the error has no score. Redirects are not followed: data and
+    headers are sent to the host of ``url`` only.
 
     Args:
         url: where to POST, http or https; proxies of the environment are used.

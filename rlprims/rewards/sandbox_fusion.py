@@ -58,14 +58,9 @@ def run(
         message = answer.get("message") if isinstance(answer, dict) else answer
         raise RemoteError("wrong answer", f"{url}: the sandbox has failed: {str(message)[:500]}")
     last = answer.get("run_result") or answer.get("compile_result") or {}
-    timed_out = last.get("status") == "TimeLimitExceeded"
-    return Result(
-        "timeout" if timed_out else "finished",
-        last.get("return_code"),
-        last.get("stdout") or "",
-        last.get("stderr") or "",
-        "server",
-    )
+    status = "timeout" if last.get("status") == "TimeLimitExceeded" else "finished"
+    stdout, stderr = last.get("stdout") or "", last.get("stderr") or ""
+    return Result(status, last.get("return_code"), stdout, stderr, "server")
 
 
 def call(

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlprims.rewards._calls import Reward, run
 from rlprims.rewards._columns import Data
 from rlprims.rewards._outcome import Failure, Scores
-from rlprims.rewards._scores import combine
+from rlprims.rewards._scores import weighted_score
 
 __all__ = ["Reward", "Several", "several"]
 
@@ -38,8 +38,6 @@ def several(
     """Call every function on every row. Functions that wait (async, in threads, pools, servers) run concurrently.
 
     Args:
-        rewards: the functions.
-        responses: texts.
         answers: one per row, of any type that the functions accept.
         extra: further columns of the data.
         group_ids: the group of each row, for functions of groups.
@@ -59,21 +57,17 @@ def several(
     names = [reward.column for reward in rewards]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"expected reward functions of different names, got {names}; give each a name")
-    scored = run(rewards, Data(responses, answers, extra, group_ids))
-    parts = dict(zip(names, scored, strict=True))
-    skipping = {reward.column for reward in rewards if reward.skips}
+    parts = dict(zip(names, run(rewards, Data(responses, answers, extra, group_ids)), strict=True))
     failures: list[list[Failure]] = [[] for _ in responses]
     failed = torch.zeros(len(responses), dtype=torch.bool)
     for reward in rewards:
         for row, failure in enumerate(parts[reward.column].failures):
-            if failure is not None and not (reward.column in skipping and failure.cause == "returned None"):
+            if failure is not None and not (reward.skips and failure.cause == "returned None"):
                 failures[row].append(Failure(f"{reward.column} {failure.cause}", failure.detail))
                 failed[row] |= reward.weight != 0
     weighted = [reward for reward in rewards if reward.weight] or list(rewards)
-    scores = combine(
-        torch.stack([parts[reward.column].scores for reward in weighted], 1),
-        weights=tuple(float(reward.weight) for reward in weighted),
-    )
+    stacked = torch.stack([parts[reward.column].scores for reward in weighted], 1)
+    scores = weighted_score(stacked, weights=tuple(float(reward.weight) for reward in weighted))
     columns = {name: part.scores for name, part in parts.items()}
     columns |= {f"{name}/{other}": x for name, part in parts.items() for other, x in part.columns.items()}
     return Several(torch.where(failed, torch.nan, scores), columns, failures, parts)

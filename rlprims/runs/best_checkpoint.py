@@ -6,24 +6,16 @@ from pathlib import Path
 
 
 class Best:
-    """The largest value of a metric, and the number of evaluations since then. The run's ``best.json`` has the value.
-
-    Without a metric it does nothing.
-    """
+    """The largest value of a metric, and the number of evaluations since then; without a metric it does nothing."""
 
     def __init__(self, metric: str | None, file: Path, *, stop_at: float | None, patience: int | None) -> None:
-        self.metric, self.file = metric, file
-        self.stop_at, self.patience = stop_at, patience
+        self.metric, self.file, self.stop_at, self.patience = metric, file, stop_at, patience
         self.value = float("-inf")
         self.step: int | None = None
         self.evaluations_since = 0
 
     def record(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; returns whether it is the best. Step 0 never is: it has no checkpoint.
-
-        Raises:
-            ValueError: the evaluation has no such metric.
-        """
+        """Record an evaluation; returns whether it is the best. Step 0 never is: it has no checkpoint."""
         if self.metric is None:
             return False
         if self.metric not in metrics:

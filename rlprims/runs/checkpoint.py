@@ -7,7 +7,6 @@ state interrupts training. A thread can do the rest: see :class:`Background`.
 
 import itertools
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +21,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlprims._files import flush, sha256
 from rlprims.data_proto import DataProto
 from rlprims.execution import Finish
-from rlprims.execution._protocol import sha256
 from rlprims.runs.disk_errors import writing
 
 _MANIFEST = "manifest.json"
@@ -67,30 +66,18 @@ class Background:
             task.result()
 
 
-def save_checkpoint(
-    directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
-) -> Path:
-    """Write a whole checkpoint: :func:`begin_checkpoint` and the function that it returns."""
-    return begin_checkpoint(directory, step, write, keep=keep, best=best)()
-
-
 def begin_checkpoint(
     directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
 ) -> Callable[[], Path]:
     """Copy the state, and return the function that completes ``directory/step_000123``. Another thread may call it.
 
-    If this step has a damaged checkpoint, it is written again. Checkpoints of later steps are removed: they are
-    damaged, and the resume has skipped them.
+    A damaged checkpoint of this step is written again; those of later steps, which the resume has skipped, are removed.
+    If the disk is full, both raise CannotWrite; the incomplete checkpoint is removed, and the others are unchanged.
 
     Args:
         write: writes files into an empty directory. If other files are still being written when it returns, it returns
             a function that waits for them, and returns their hashes by path. Otherwise it returns None.
-        keep: the number of checkpoints to keep. Older ones are removed.
-        best: the step of a checkpoint that is always kept.
-
-    Raises:
-        CannotWrite: the files cannot be written, for example because the disk is full. The incomplete checkpoint is
-            removed, and the others are unchanged. The returned function can raise this error, too.
+        keep: the number of checkpoints to keep. Older ones are removed, except that of the step ``best``.
     """
     final, aside = directory / f"step_{step:06d}", directory / f".writing-{step}"
     with writing(final):
@@ -110,7 +97,7 @@ def begin_checkpoint(
             if final.exists():
                 shutil.rmtree(final)
             aside.rename(final)
-            _flush(directory)
+            flush(directory)
             later = [path for path in directory.glob("step_*") if path.name > final.name]
             older = sorted(path for path in directory.glob("step_*") if path.name <= final.name)[:-keep]
             for old in (*later, *older):
@@ -139,7 +126,7 @@ def _seal(aside: Path, step: int, known: Mapping[str, str]) -> None:
     manifest = aside / _MANIFEST
     manifest.write_text(json.dumps({"format": _FORMAT, "step": step, "files": hashes}, indent=1))
     for path in [*files.values(), manifest, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
-        _flush(path)
+        flush(path)
 
 
 def _files_of(directory: Path) -> dict[str, Path]:
@@ -148,13 +135,7 @@ def _files_of(directory: Path) -> dict[str, Path]:
 
 
 def add_models(checkpoint: Path) -> None:
-    """Write the Hugging Face models of a checkpoint that has shards. A model that exists already is kept.
-
-    The checkpoint is valid at any moment, because the new manifest is renamed into place after all files are written.
-
-    Raises:
-        CannotWrite: the files cannot be written, for example because the disk is full.
-    """
+    """Write the Hugging Face models that a checkpoint with shards lacks. The checkpoint is valid at any moment."""
     from rlprims.execution.hf import export_model, models_in_shards  # here, because it imports transformers
 
     manifest = checkpoint / _MANIFEST
@@ -172,22 +153,18 @@ def add_models(checkpoint: Path) -> None:
                 files = _files_of(aside)
                 content["files"] |= {f"{name}/{path}": sha256(files[path]) for path in files}
                 for path in (*files.values(), aside):
-                    _flush(path)
+                    flush(path)
             aside.rename(final)
         new = checkpoint / f".{_MANIFEST}.writing"
         new.write_text(json.dumps(content, indent=1))
-        _flush(new)
+        flush(new)
         new.replace(manifest)
-        _flush(checkpoint)
+        flush(checkpoint)
 
 
 @contextmanager
 def policy_of(checkpoint: Path) -> Iterator[Path]:
-    """The folder of the policy as a Hugging Face model. If the checkpoint has only shards, the folder is temporary.
-
-    Raises:
-        CannotWrite: the files cannot be written, for example because the disk is full.
-    """
+    """The folder of the policy as a Hugging Face model. If the checkpoint has only shards, the folder is temporary."""
     from rlprims.execution.hf import export_model
 
     policy = checkpoint / "policy"
@@ -204,11 +181,7 @@ def policy_of(checkpoint: Path) -> Iterator[Path]:
 
 
 def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
-    """Return the newest complete checkpoint. Damaged ones are skipped, and ``warn`` reports them.
-
-    Raises:
-        ValueError: there is no complete checkpoint.
-    """
+    """Return the newest complete checkpoint. Damaged ones are skipped, and ``warn`` reports them."""
     candidates = sorted(directory.glob("step_*"), reverse=True)
     for candidate in candidates:
         damage = damage_of(candidate)
@@ -265,10 +238,7 @@ def _columns(group: DataProto) -> list[tuple[Any, ...]]:
 
 
 def save_random_state(directory: Path) -> None:
-    """Save the state of the global generators of torch, numpy and Python.
-
-    The trainer does not use them, but a verifier may.
-    """
+    """Save the state of the global generators of torch, numpy and Python, which a verifier may use."""
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -289,11 +259,3 @@ def load_random_state(directory: Path) -> None:
     np.random.set_state((algorithm, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002 - the global one
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

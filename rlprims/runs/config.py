@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from rlprims._near import near, suggest
 from rlprims.algorithms import merge
 from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig
 
@@ -32,40 +32,44 @@ def check_template(template: str, field: str) -> str:
 class EvaluationSteps(Section):
     """The steps of a run after which it is evaluated."""
 
-    every: int = Field(default=50, ge=1, description="steps")
-    before_training: bool = True
+    every: int = Field(default=50, ge=1, description="steps between two evaluations")
+    before_training: bool = Field(default=True, description="evaluate before the first step")
 
 
 class CheckpointConfig(Section):
-    every: int = Field(default=50, ge=1, description="steps; the last step is always saved")
-    keep: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
+    every: int = Field(default=50, ge=1, description="steps between two checkpoints; the last step is always saved")
+    keep: int = Field(default=2, ge=1, description="number of newest checkpoints that are kept")
     hugging_face: Literal["every", "last"] = Field(
         default="last",
-        description="checkpoints of ranks in which policy/ is written besides the shards; last: the checkpoint at the "
-        "end of the run, and the best. One process always writes it",
+        description="on ranks, checkpoints in which policy/ is written beside the shards. last: that at the end of "
+        "the run, and the best. One process always writes it",
     )
 
 
 class RunConfig(Section):
     """The settings that every kind of run has."""
 
+    of_another_command: ClassVar[tuple[str, str]]
+    """A setting that this kind does not have, and the command whose settings it is of."""
+
     run_dir: Path = Field(description="where everything is written; it must not exist yet")
-    modules: Path | None = Field(
-        default=None, description="folder of modules that settings name; default for a YAML file: its own folder"
+    modules: tuple[Path, ...] = Field(
+        default=(),
+        description="folders of modules that settings name; []: that of the file, then those of the files it extends",
     )
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=2**32, description="of samples, and of the order of rows and mini-batches")
     model: ModelConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationSteps = EvaluationSteps()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
-    profile: ProfileConfig = ProfileConfig()
+    profile: ProfileConfig = ProfileConfig(steps=())
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
 
-    @field_validator("log_to", mode="before")
+    @field_validator("log_to", "modules", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+        return (value,) if isinstance(value, str) else value or ()
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -74,31 +78,28 @@ class RunConfig(Section):
 def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> Settings:
     """The settings of a YAML file, with overrides ``key.subkey=value``.
 
-    A file may begin with ``extends: other.yaml``, a path relative to it, and changes the settings of that file; its
-    ``algorithm`` replaces the other's as a whole. The file can name modules in its own folder. This folder is searched
-    after all installed packages, so that no file in it replaces a package, and ``modules`` stores it for a resume.
-
-    Raises:
-        ValueError: the file or an override is wrong. The message has one line per mistake. Nothing has run yet.
+    A file may begin with ``extends: other.yaml``, a path relative to it, and changes those settings; an ``algorithm``
+    replaces the other's as a whole. It can name modules in its own folder and in those of the files that it extends,
+    searched in this order after all installed packages, which no file replaces; ``modules`` stores them for a resume.
     """
     values = read_yaml(path)
     for override in overrides:
         _set(values, override)
-    modules = str(values.setdefault("modules", str(path.parent.resolve())))
-    if modules not in sys.path:
-        sys.path.append(modules)
+    folders = [values["modules"]] if isinstance(values["modules"], str) else values["modules"]
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    setting, command = getattr(kind, "of_another_command", ("", ""))
+    if setting in values:
+        raise ValueError(f"{path}: {setting} is a setting of rlprims {command}: run rlprims {command} {path}")
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in _lines(error, kind))) from None
+        searched = f"; searched: installed packages, {', '.join(folders)}"
+        lines = [line + searched * ("No module named" in line) for line in _lines(error, kind)]
+        raise ValueError("\n".join(f"{path}: {line}" for line in lines)) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings of a file and of those that it extends.
-
-    Raises:
-        ValueError: there is no such file, or it is not a YAML mapping.
-    """
+    """The settings of a file and of those that it extends."""
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -107,14 +108,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping of settings, such as 'steps: 100'")
-    base = values.pop("extends", None)
-    if base is None:
-        return values
-    if (path.parent / base).resolve() == path.resolve():
+    base, own = values.pop("extends", None), str(path.parent.resolve())
+    if base is not None and (path.parent / base).resolve() == path.resolve():
         raise ValueError(f"{path}: extends itself")
-    whole = {key: values[key] for key in ("algorithm", "loss") if key in values}
-    changes = {key: value for key, value in values.items() if key not in whole}
-    merged: dict[str, Any] = merge(read_yaml(path.parent / base), changes)
+    extended = read_yaml(path.parent / base) if base is not None else {"modules": []}
+    folders = values.pop("modules", None) or list(dict.fromkeys([own, *extended["modules"]]))
+    whole = {key: values.pop(key) for key in ("algorithm", "loss") if key in values}
+    whole["modules"] = [folders] if isinstance(folders, str) else folders
+    merged: dict[str, Any] = merge(extended, values)
     return merged | whole
 
 
@@ -138,13 +139,19 @@ def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
         place = ".".join(str(part) for part in e["loc"])
         message = e["msg"].removeprefix("Value error, ")
         if e["type"] == "extra_forbidden":
-            message = f"unknown; {suggest(str(e['loc'][-1]), _fields(e['loc'][:-1], kind))}"
+            message = f"unknown; {_meant(str(e['loc'][-1]), _fields(e['loc'][:-1], kind), kind)}"
         elif e["type"] == "missing":
             message = f"is missing: write {e['loc'][-1]}: ..."
-        elif "input" in e and not isinstance(e["input"], dict):
+        elif "input" in e and not isinstance(e["input"], dict) and not message.endswith("?"):
             message += f", not {e['input']!r}"
         lines += [f"{place}: {part}" if place else part for part in message.splitlines()]
     return lines
+
+
+def _meant(name: str, known: list[str], kind: type[BaseModel]) -> str:
+    """The setting that is meant: one of the same section, or of the same name in another."""
+    elsewhere = [f"{section}.{name}" for section in kind.model_fields if name in _fields((section,), kind)]
+    return f"did you mean {elsewhere[0]}?" if elsewhere and not near(name, known) else suggest(name, known)
 
 
 def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
@@ -153,10 +160,6 @@ def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]
         if isinstance(name, int):  # an index of a list
             continue
         annotation = section.model_fields[str(name)].annotation
-        section = next(a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields"))
-    return list(section.model_fields)
-
-
-def suggest(name: str, known: Any) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}"
+        parts = (annotation, *getattr(annotation, "__args__", ()))
+        section = next((part for part in parts if hasattr(part, "model_fields")), None)
+    return list(section.model_fields) if section else []

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from rlprims.runs.config import RunConfig, Settings, load_as
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.records import open_rollouts, record_lines
-from rlprims.runs.steps import Step
+from rlprims.runs.steps import StepResult
 
 _LOCK = ".lock"
 
@@ -34,13 +34,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def claim(cls, path: Path) -> Iterator["RunDirectory"]:
-        """Lock the directory of a new run before the models are loaded. Call :meth:`begin` when they are.
-
-        If the block ends before :meth:`begin`, everything that was made is removed.
-
-        Raises:
-            ValueError: the directory is not empty, another process has claimed it, or it cannot be written.
-        """
+        """Lock the directory of a new run; if the block ends before :meth:`begin`, what was made is removed."""
         _check_free(path)
         made = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
         run = cls(path)
@@ -66,11 +60,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Open the directory of an existing run.
-
-        Raises:
-            ValueError: it is not the directory of a run.
-        """
+        """Open the directory of an existing run."""
         if not (path / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run: it has no config.yaml")
         return cls(path)
@@ -89,11 +79,7 @@ class RunDirectory:
                 file.write(json.dumps({"after_step": step, "overrides": list(overrides)}) + "\n")
 
     def lock(self) -> None:
-        """Take the lock; it is held until this process ends.
-
-        Raises:
-            ValueError: another process holds it.
-        """
+        """Take the lock; it is held until this process ends."""
         while True:
             file = (self.path / _LOCK).open("a+")
             try:
@@ -139,7 +125,7 @@ class RunDirectory:
             temporary.write_text(json.dumps(value, indent=1))
             temporary.replace(path)
 
-    def write_rollouts(self, step: Step, tokenizer: Any, *, compress: bool = False) -> None:
+    def write_rollouts(self, step: StepResult, tokenizer: Any, *, compress: bool = False) -> None:
         """Write all samples of the step, trained, dropped or surplus, one per line."""
         name, end = f"step_{step.number:06d}.jsonl", ".gz" if compress else ""
         path, temporary = self.rollouts / (name + end), self.rollouts / f".writing{end}"
@@ -148,17 +134,17 @@ class RunDirectory:
             with open_rollouts(temporary, "wb") as file:
                 surplus = [(rows, "surplus") for rows in step.surplus]
                 for rows, status in [(step.batch, "trained"), *step.dropped, *surplus]:
-                    file.writelines(
-                        json.dumps(line).encode() + b"\n" for line in record_lines(step.number, rows, status, text_of)
-                    )
+                    lines = record_lines(step.number, rows, status, text_of)
+                    file.writelines(json.dumps(line).encode() + b"\n" for line in lines)
             temporary.replace(path)
 
 
 def _check_free(path: Path) -> None:
     if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {_LOCK}):
-        raise ValueError(
-            f"{path} exists: continue it with 'rlprims resume {path}', or write another place with run_dir=..."
-        )
+        again = f"continue it with 'rlprims resume {path}'"
+        raise ValueError(f"{path} exists: {again}, or write another place with run_dir=...")
+    if "working_dir_files" in path.absolute().parts:  # of ray job submit --working-dir
+        raise ValueError(f"run_dir={path} is in Ray's copy of the job's folder, which Ray removes: write another place")
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
@@ -173,19 +159,16 @@ def environment() -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        commit = answer.stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        commit = None
     return {
         "command": sys.argv,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processors": os.cpu_count(),
         "packages": versions,
-        "git": _git_commit(),
+        "git": commit,
     }
-
-
-def _git_commit() -> str | None:
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None

@@ -12,11 +12,7 @@ from rlprims import _json
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a path names: itself, or in order those that match its wildcards.
-
-    Raises:
-        ValueError: nothing matches.
-    """
+    """The files that a path names: itself, or in order those that match its wildcards."""
     if path.exists() or not any(mark in str(path) for mark in "*?["):
         return [path]
     anchor = Path(path.anchor)
@@ -27,11 +23,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def values_of(file: Path) -> Iterator[Any]:
-    """The values of a file, in order, one after the other; a ValueError in the place of a line that cannot be read.
-
-    Raises:
-        ValueError: the file as a whole cannot be read.
-    """
+    """The values of a file, in order, one after the other; a ValueError in the place of a line that cannot be read."""
     try:
         if file.is_dir():
             yield from _saved_folder(file)
@@ -52,10 +44,8 @@ def values_of(file: Path) -> Iterator[Any]:
 
 def _saved_folder(folder: Path) -> Iterator[Any]:
     if not (folder / "state.json").exists():
-        splits = sorted(state.parent.name for state in folder.glob("*/state.json"))
-        instead = (
-            f"name one of its splits: {', '.join(splits)}" if splits else f"expected files, such as {folder}/*.jsonl"
-        )
+        splits = ", ".join(sorted(state.parent.name for state in folder.glob("*/state.json")))
+        instead = f"name one of its splits: {splits}" if splits else f"expected files, such as {folder}/*.jsonl"
         raise ValueError(f"not a data set that datasets saved: {instead}")
     from datasets import load_from_disk
 

@@ -102,9 +102,6 @@ def fields_of(config: Any, use: Use, row: Mapping[str, Any], own: Sequence[str],
     """The paths of the fields ``own`` of the settings, or those of a layout for fields that the settings do not name.
 
     Without ``data.layout`` a layout is recognized by the row, unless the row has the fields that are needed.
-
-    Raises:
-        ValueError: there is no layout with this name.
     """
     paths = {name: str(getattr(config, name)) for name in own}
     name = config.layout
@@ -122,12 +119,11 @@ def fields_of(config: Any, use: Use, row: Mapping[str, Any], own: Sequence[str],
 
 def layout_of(row: Mapping[str, Any], use: Use) -> str | None:
     """The name of the first layout that the row has; None if it has none."""
-    return next((name for name, layout in LAYOUTS[use].items() if _fits(row, layout)), None)
-
-
-def _fits(row: Mapping[str, Any], layout: Layout) -> bool:
-    values = [value_at(row, path) for path in layout.fields.values()]
-    return MISSING not in values and (not layout.begins or str(values[0]).startswith(layout.begins))
+    for name, layout in LAYOUTS[use].items():
+        values = [value_at(row, path) for path in layout.fields.values()]
+        if MISSING not in values and (not layout.begins or str(values[0]).startswith(layout.begins)):
+            return name
+    return None
 
 
 def is_chat(value: Any) -> bool:

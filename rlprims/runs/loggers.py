@@ -13,11 +13,7 @@ Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
 def check_loggers(config: RunConfig) -> None:
-    """Check the packages before anything is loaded or written.
-
-    Raises:
-        ValueError: a package of ``log_to`` is not installed.
-    """
+    """Check the packages before anything is loaded or written."""
     modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
     for name in config.log_to:
         try:
@@ -49,10 +45,5 @@ def _wandb(config: RunConfig, run: Path) -> Log:
     import wandb
 
     os.environ.setdefault("WANDB_MODE", "offline")  # offline unless the environment variable says otherwise
-    session = wandb.init(
-        project="rlprims",
-        name=run.name,
-        dir=str(run),
-        config=config.model_dump(mode="json"),
-    )
+    session = wandb.init(project="rlprims", name=run.name, dir=str(run), config=config.model_dump(mode="json"))
     return lambda step, metrics: session.log(dict(metrics), step=step)

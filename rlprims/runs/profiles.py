@@ -4,14 +4,11 @@ from pathlib import Path
 
 from rlprims.execution import Observable, ProfileConfig, Profiler
 from rlprims.runs.disk_errors import writing
-from rlprims.runs.steps import Step, Stepper
+from rlprims.runs.steps import Stepper, StepResult
 
 
 class StepProfiles:
-    """Profiles the steps that the config names. The folder of a step has a trace and a table of every process.
-
-    ``begin`` is the last hook of a step: it starts the profile of the next step. ``end`` is the first hook.
-    """
+    """Profiles the steps of the config. ``end`` is the first hook of a step; ``begin``, the last, starts the next."""
 
     def __init__(self, config: ProfileConfig, workers: Observable, directory: Path) -> None:
         self.config, self.workers, self.directory = config, workers, directory
@@ -23,12 +20,12 @@ class StepProfiles:
     def __exit__(self, *error: object) -> None:
         self.profiler.stop()  # still running if the step failed
 
-    def begin(self, trainer: Stepper, step: Step | None = None) -> None:
+    def begin(self, trainer: Stepper, step: StepResult | None = None) -> None:
         if trainer.step_number + 1 in self.config.steps:
             self.workers.start_profile(self.config)
             self.profiler.start(self.config)
 
-    def end(self, trainer: Stepper, step: Step) -> None:
+    def end(self, trainer: Stepper, step: StepResult) -> None:
         own = self.profiler.stop()
         if own is None:
             return

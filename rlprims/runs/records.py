@@ -19,7 +19,7 @@ _FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RecordedRow:
     """One recorded response. Fields that its line does not have are empty or None.
 
     Attributes:
@@ -69,22 +69,16 @@ class Row:
 
 
 def recorded_steps(run: Path) -> dict[int, Path]:
-    """The recorded steps in ascending order, each with its file.
-
-    Raises:
-        ValueError: the run has no recorded steps.
-    """
+    """The recorded steps in ascending order, each with its file."""
     found = ((_FILE.fullmatch(path.name), path) for path in (Path(run) / "rollouts").glob("step_*"))
     steps = {int(match[1]): path for match, path in found if match}
     if not steps:
-        raise ValueError(
-            f"{run} has no recorded rollouts (rollouts/step_000001.jsonl and so on): pass the directory of a run that "
-            "records rollouts"
-        )
+        files = "rollouts/step_000001.jsonl and so on"
+        raise ValueError(f"{run} has no recorded rollouts ({files}): pass the directory of a run that records rollouts")
     return dict(sorted(steps.items()))
 
 
-def read_rollouts(run: Path, step: int | None = None) -> list[Row]:
+def read_rollouts(run: Path, step: int | None = None) -> list[RecordedRow]:
     """The rows of one recorded step, the last by default, in the order in which they were written.
 
     Raises:
@@ -101,14 +95,12 @@ def read_rollouts(run: Path, step: int | None = None) -> list[Row]:
 
 
 def file_of(run: Path, step: int) -> Path:
-    """The file of a recorded step.
-
-    Raises:
-        ValueError: nothing was recorded, or not at that step. The message has the recorded steps.
-    """
+    """The file of a recorded step."""
     steps = recorded_steps(run)
     if step not in steps:
-        raise ValueError(f"{run} has no rollouts of step {step}; it has those of {_listed(list(steps))}")
+        shown = list(map(str, steps))
+        shown = shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-3:]]
+        raise ValueError(f"{run} has no rollouts of step {step}; it has those of {', '.join(shown)}")
     return steps[step]
 
 
@@ -117,7 +109,7 @@ def open_rollouts(path: Path, mode: str = "rb") -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path, mode, compresslevel=3) if path.suffix == ".gz" else path.open(mode))
 
 
-def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
+def parsed(path: Path, step: int) -> Iterator[tuple[int, RecordedRow | ValueError]]:
     """The lines' numbers, each with its row or the error in it."""
     with open_rollouts(path) as lines:
         for at, line in enumerate(lines, 1):
@@ -128,15 +120,15 @@ def parsed(path: Path, step: int) -> Iterator[tuple[int, Row | ValueError]]:
                     yield at, ValueError(str(error))
 
 
-def by_group(rows: Sequence[Row]) -> list[list[Row]]:
+def by_group(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
     """The rows by group, groups in order of appearance. A row without a group is a group of its own."""
-    groups: dict[Any, list[Row]] = {}
+    groups: dict[Any, list[RecordedRow]] = {}
     for at, row in enumerate(rows):
         groups.setdefault(("alone", at) if row.group is None else row.group, []).append(row)
     return list(groups.values())
 
 
-def _row(record: Any, step: int) -> Row:
+def _row(record: Any, step: int) -> RecordedRow:
     if not isinstance(record, dict):
         raise ValueError("expected a JSON object")
     text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "status")}
@@ -144,19 +136,17 @@ def _row(record: Any, step: int) -> Row:
     tokens = record.pop("response_tokens", None)
     tokens = [text["response"]] if tokens is None else _list(tokens, "response_tokens")
     per_token = {key: record.pop(key, None) for key in ("rollout_log_probs", "old_log_probs", "advantages")}
+    per_token |= {key: record.pop(key, None) or None for key in ("turn_ids", "observation")}
     for key, values in per_token.items():
         if values is not None and len(_list(values, key)) != len(tokens):
-            raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
-    turns = {key: _list(record.pop(key, None) or [], key) for key in ("turn_ids", "observation")}
-    for key, values in turns.items():
-        if values and len(values) != len(tokens):
             raise ValueError(f"{key} has {len(values)} entries for {len(tokens)} response tokens")
     earned = record.pop("turn_rewards", None) or {}
     if not isinstance(earned, dict):
         raise ValueError("turn_rewards is no object")
     record.pop("kept", None)  # too many ids to show; only a replay reads them
-    advantages = per_token["advantages"]
-    return Row(
+    advantages, truncated = per_token["advantages"], record.pop("truncated", None)
+    ended = "" if truncated is None else "length" if truncated else "stop"  # in records without ``ended``
+    return RecordedRow(
         **text,
         step=step,
         group=_int(record.pop("group", None)),
@@ -165,25 +155,18 @@ def _row(record: Any, step: int) -> Row:
         score=_float(record.pop("score", None)),
         shaped_score=_float(record.pop("shaped_scores", None)),
         baseline_score=_float(record.pop("baseline_scores", record.pop("baseline_score", None))),
-        ended=_ended(record),
+        ended=str(record.pop("ended", None) or ended),
         tokens=[str(token) for token in tokens],
         log_probs=[_float(value) for value in per_token["rollout_log_probs"] or []],
         advantages=None if advantages is None else [_float(value) for value in advantages],
         prompt_ids=_list(record.pop("prompt_ids", None) or [], "prompt_ids"),
         response_ids=_list(record.pop("response_ids", None) or [], "response_ids"),
         old_log_probs=[_float(value) for value in per_token["old_log_probs"] or []],
-        columns={key: value for key, value in record.items() if key != "step"},
-        turn_ids=[int(turn) for turn in turns["turn_ids"]],
-        observed=[bool(read) for read in turns["observation"]],
+        columns={key.removeprefix(_OTHER): value for key, value in record.items() if key != "step"},
+        turn_ids=[int(turn) for turn in per_token["turn_ids"] or []],
+        observed=[bool(read) for read in per_token["observation"] or []],
         turn_rewards={int(turn): float(reward) for turn, reward in earned.items()},
     )
-
-
-def _ended(record: dict[str, Any]) -> str:
-    """The reason of the end. A record that has only ``truncated`` gives "length" or "stop"."""
-    truncated = record.pop("truncated", None)
-    known = "" if truncated is None else "length" if truncated else "stop"
-    return str(record.pop("ended", None) or known)
 
 
 def _list(value: Any, key: str) -> list[Any]:
@@ -200,13 +183,14 @@ def _int(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _listed(steps: list[int]) -> str:
-    shown = list(map(str, steps)) if len(steps) <= 8 else [*map(str, steps[:3]), "…", *map(str, steps[-3:])]
-    return ", ".join(shown)
-
-
 _TEXTS = ("prompt", "response", "answer", "data_source", "failure")
 _INTERNAL = {"sample_id", "group", "group_ids", "trajectory_ids", "ended"}
+_OTHER = "columns/"
+"""The beginning of a recorded column whose name is that of a field of its own, such as a verifier's ``status``."""
+_FIELDS = {
+    *("step", "score", "status", "truncated", "prompt_ids", "response_ids", "response_tokens", "rollout_log_probs"),
+    *("old_log_probs", "advantages", "kept", "turn_ids", "observation", "turn_rewards", *_TEXTS, *_INTERNAL),
+}
 
 
 def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
@@ -219,7 +203,10 @@ def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int
         if "advantages" in rows:  # tokens that were read have none
             each = zip(rows["advantages"][i][mask].tolist(), rows["response_mask"][i][mask].tolist(), strict=True)
             advantages = [a if own else None for a, own in each]
-        kept = {"kept": _kept_sets(rows["kept_ids"][i], rows["kept_counts"][i][mask])} if "kept_ids" in rows else {}
+        kept = {}
+        if "kept_ids" in rows:  # for each response token the ids that it was drawn from; none: the whole vocabulary
+            sets = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
+            kept = {"kept": [ids.tolist() for ids in sets]}
         values = {name: float(rows[name][i]) for name in numbers}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         yield {
@@ -228,7 +215,7 @@ def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int
             "group": int(rows["group"][i]),
             **{name: rows[name][i] for name in _TEXTS},
             "score": finite.pop("scores"),
-            **finite,
+            **{_OTHER * (name in _FIELDS) + name: value for name, value in finite.items()},
             "status": status,
             "ended": Ended(int(rows["ended"][i])).label,
             "prompt_ids": list(rows["prompt_ids"][i]),
@@ -253,8 +240,3 @@ def _turns(rows: DataProto, i: int, mask: Tensor) -> dict[str, Any]:
         rewards[-1] += torch.where(outcome.isfinite(), outcome, 0.0)
     earned = {str(turn): round(float(rewards[turn]), 6) for turn in sorted(set(turns[sampled].tolist()))}
     return {"turn_ids": turns.tolist(), "observation": (~sampled).int().tolist(), "turn_rewards": earned}
-
-
-def _kept_sets(ids: Tensor, counts: Tensor) -> list[list[int]]:
-    """For each response token the ids that it was drawn from; empty: the whole vocabulary."""
-    return [part.tolist() for part in ids.split(counts.tolist())]  # type: ignore[no-untyped-call]

@@ -1,10 +1,14 @@
 """The rows of files, those that cannot be used, and the order in which a run uses the rest."""
 
+import json
+import os
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from tempfile import TemporaryFile
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from pydantic import Field
@@ -13,14 +17,16 @@ from rlprims.runs.config import Section
 from rlprims.runs.files import files_of, values_of
 from rlprims.turns.tokens import Chat
 
+Row = TypeVar("Row")
+
 
 class RowsConfig(Section):
     """Where rows are, and how they become texts: for all kinds of runs."""
 
-    train: Path
-    eval: Path | None = Field(default=None, description="held-out rows; null: none")
+    train: Path = Field(description="file of rows, or several by wildcards")
+    eval: Path | None = Field(default=None, description="file of held-out rows; null: no evaluation")
     layout: str | None = Field(
-        default=None, description="name of the fields' layout, such as verl; null: recognized by the first row"
+        default=None, description="name of the fields' layout, such as verl or trl; null: recognized by the first row"
     )
     tools: str = Field(default="tools", description="field with the schemas of tools, for the chat template")
     system: str | None = Field(default=None, description="system message of the chat template")
@@ -28,11 +34,15 @@ class RowsConfig(Section):
         default={}, description="for the chat template, such as {enable_thinking: false}"
     )
     time: datetime | None = Field(
-        default=None, description="time for chat templates that write the date; null: the time when the run begins"
+        default=None,
+        description="time for chat templates that write the date; null: the time when the run begins, which a resume "
+        "keeps",
     )
-    max_prompt_length: int | None = Field(default=None, ge=1, description="tokens; null: limited by the window")
+    max_prompt_length: int | None = Field(
+        default=None, ge=1, description="tokens; null: limited by the window (rlprims train: minus the response limit)"
+    )
     on_bad_row: Literal["stop", "skip"] = Field(
-        default="stop", description="rows that cannot be used: stop before the run begins, or leave them out"
+        default="stop", description="rows that cannot be used: stop before the run begins, or skip them"
     )
     shuffle: bool = Field(default=True, description="every epoch has its own order")
 
@@ -75,24 +85,17 @@ class BadRows:
 
     def text(self) -> str:
         """A line for each cause, with the first row and the places of others."""
-        lines = [first + _others(places) for first, *places in self.found.values()]
+        lines = []
+        for first, *places in self.found.values():
+            numbers = ", ".join(place.rpartition(":")[2] for place in places[1:6]) + ", ..." * (len(places) > 6)
+            lines.append(first + (f" (and {len(places) - 1} more: {numbers})" if numbers else ""))
         if self.count > 1 and not self.skips:
             lines.append(f"{self.path}: {self.count} rows cannot be used: mend them, or set data.on_bad_row: skip")
         return "\n".join(lines)
 
 
-def _others(places: list[str]) -> str:
-    numbers = [place.rpartition(":")[2] for place in places[1:6]]
-    more = ", ..." if len(places) > 6 else ""
-    return f" (and {len(places) - 1} more: {', '.join(numbers)}{more})" if numbers else ""
-
-
 def read_rows(path: Path, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file, or of the files that match, each with its place: file and number.
-
-    Raises:
-        ValueError: there is no such file.
-    """
+    """The objects of a file, or of the files that match, each with its place: file and number."""
     for file in files_of(path):
         for number, value in enumerate(values_of(file), 1):
             place = f"{file}:{number}"
@@ -105,31 +108,54 @@ def read_rows(path: Path, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
                 bad.add(place, ValueError(f"expected an object with fields, got {got}"))
 
 
-class _Rows(Protocol):
-    @property
-    def bad(self) -> BadRows: ...
-    @property
-    def layout(self) -> str | None: ...
+class OnDisk(Sequence[Row]):
+    """Rows in a temporary file: memory holds 8 bytes for each. ``decode`` makes a row of its JSON values.
+
+    A row that JSON would change, such as one with a date, stays in memory.
+    """
+
+    def __init__(self, decode: Callable[[Any], Row]) -> None:
+        self.decode, self._file = decode, TemporaryFile(buffering=0)  # noqa: SIM115 - open as long as the rows
+        self._ends, self._in_memory = array("Q", [0]), dict[int, Row]()
+
+    def append(self, row: Row) -> None:
+        try:
+            text = json.dumps(row)
+            is_kept = self.decode(json.loads(text)) == row
+        except (TypeError, ValueError):
+            is_kept = False
+        if not is_kept:
+            self._in_memory[len(self)], text = row, ""
+        self._ends.append(self._ends[-1] + self._file.write(text.encode()))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        if index in self._in_memory:
+            return self._in_memory[index]
+        begin, end = self._ends[index], self._ends[index + 1]
+        return self.decode(json.loads(os.pread(self._file.fileno(), end - begin, begin)))
 
 
-def report(rows: _Rows, path: Path, console: Any) -> None:
+def report(rows: Any, path: Path, console: Any) -> None:
     """Print the layout that was recognized, and the rows that were left out."""
     if rows.layout is not None:
         console.print(f"{path}: layout {rows.layout}", highlight=False, soft_wrap=True)
     if rows.bad.count:
-        console.print(
-            f"{path}: {rows.bad.count} rows were left out\n{rows.bad.text()}",
-            style="yellow",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        text = f"{path}: {rows.bad.count} rows were left out\n{rows.bad.text()}"
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 class RowOrder:
-    """The order of examples. Each epoch has another order, a function of (seed, epoch).
-
-    Its whole state is ``position``.
+    """The order of examples, for each epoch a function of (seed, epoch). Its whole state is ``position``.
 
     >>> order = RowOrder(3, seed=0, shuffle=True)
     >>> sorted(order.take(3)), order.position
@@ -137,22 +163,17 @@ class RowOrder:
     """
 
     def __init__(self, examples: int, *, seed: int, shuffle: bool) -> None:
-        self.examples = examples
-        self.seed = seed
-        self.shuffle = shuffle
+        self.examples, self.seed, self.shuffle = examples, seed, shuffle
         self.position = 0
+        self._epoch: tuple[int, Any] = (-1, range(examples))
+        """The number of an epoch, and its order."""
 
     def take(self, count: int) -> list[int]:
-        taken = [self._at(self.position + i) for i in range(count)]
+        taken = []
+        for epoch, index in (divmod(self.position + i, self.examples) for i in range(count)):
+            if self.shuffle and self._epoch[0] != epoch:
+                bits = np.random.Philox(key=[self.seed, epoch])
+                self._epoch = epoch, np.random.Generator(bits).permutation(self.examples)
+            taken.append(int(self._epoch[1][index]))
         self.position += count
         return taken
-
-    def _at(self, position: int) -> int:
-        epoch, index = divmod(position, self.examples)
-        return int(self._permutation(epoch)[index]) if self.shuffle else index
-
-    def _permutation(self, epoch: int) -> Any:
-        if getattr(self, "_cached", (None,))[0] != epoch:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.examples)
-            self._cached = (epoch, order)
-        return self._cached[1]

@@ -1,7 +1,11 @@
 """The base class of all kinds of runs: hooks, logs, profiles, checkpoints, signals and errors."""
 
 import json
+import os
+import shlex
 import signal
+import stat
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,28 +18,21 @@ from rich.console import Console
 
 from rlprims.execution import ExecutionError, Finish, Observable
 from rlprims.filters import SamplingExhausted
+from rlprims.runs import checkpoint as checkpoints
 from rlprims.runs.best_checkpoint import Best
-from rlprims.runs.checkpoint import (
-    Background,
-    add_models,
-    begin_checkpoint,
-    load_groups,
-    load_random_state,
-    newest_checkpoint,
-    save_groups,
-    save_random_state,
-)
+from rlprims.runs.checkpoint import Background, newest_checkpoint
 from rlprims.runs.config import RunConfig
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import CannotWrite
 from rlprims.runs.loggers import open_loggers
 from rlprims.runs.metrics import worker_metrics
 from rlprims.runs.profiles import StepProfiles
-from rlprims.runs.steps import Hook, Step, Stepper, train
+from rlprims.runs.steps import Hook, Stepper, StepResult, train
+from rlprims.runs.wrong_numbers import SkippedUpdates
 
 
 class HasState(Protocol):
-    """An object whose state is in the checkpoints. The methods are those of :class:`rlprims.execution.Execution`."""
+    """What the checkpoints have the state of."""
 
     def save(self, directory: Path) -> Finish: ...
     def load(self, directory: Path) -> None: ...
@@ -61,7 +58,7 @@ class Run(ABC):
         best: Best,
         progress: Callable[..., AbstractContextManager[Progress]],
     ) -> None:
-        self.settings, self.run_directory = config, run
+        self.settings, self.run_directory, self.resume = config, run, f"rlprims resume {run.path}"
         self.execution, self.workers = execution, workers
         self.stepper, self.console, self.best = trainer, console, best
         self.progress = progress
@@ -78,7 +75,7 @@ class Run(ABC):
     def evaluate(self) -> None:
         """Evaluate the current model and write the metrics."""
 
-    def record(self, step: Step) -> None:  # noqa: B027  # a kind of run may store nothing
+    def record(self, step: StepResult) -> None:  # noqa: B027  # a kind of run may store nothing
         """Store further data of a step, beside its metrics."""
 
     def hooks(self) -> list[Hook]:
@@ -91,20 +88,28 @@ class Run(ABC):
 
     def run(self) -> int:
         """Train until the last step or a stop signal; returns the exit code."""
-        with on_interrupt(self.console, f"stopped at once: rlprims resume {self.run_directory.path}"):
+        with on_interrupt(self.console, f"stopped at once: {self.resume}"), _last_words(self.resume):
             try:
                 return self._run()
             except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C must not wait
-                failures = self._failures_in_background()
+                failures = []
+                for work in (self.recording, self.background):
+                    try:
+                        work.wait()
+                    except Exception as failure:
+                        failures.append(failure)
                 if failures and isinstance(error, ValueError):
                     lines = [str(error), *(str(failure).splitlines()[0] for failure in failures)]
                     raise ValueError("\n".join(lines)) from error
+                if not isinstance(error, ValueError):  # after it there is a traceback
+                    error.add_note(f"continue the run: {self.resume}")
                 raise
 
     def _run(self) -> int:
         settings, trainer, begun = self.settings, self.stepper, time.monotonic()
         if trainer.step_number == 0 and settings.evaluation.before_training:
-            self.evaluate()
+            with self._failures():
+                self.evaluate()
         with (
             self.progress(self.console, steps=trainer.steps, done=trainer.step_number) as progress,
             _stop_signals(self.console) as stop,
@@ -114,36 +119,25 @@ class Run(ABC):
                 profiles.end,
                 self._log,
                 lambda trainer, step: progress.show(step.number, step.metrics),
+                SkippedUpdates(self.console, self.save, self.resume),
                 *self.hooks(),
-                self._maybe_evaluate,
-                self._maybe_save,
+                self._evaluate_and_save,
                 profiles.begin,
             ]
             profiles.begin(trainer)
             with self._failures():
-                train(trainer, hooks, stop=lambda: stop.requested() or self.best.should_stop)
+                train(trainer, hooks, stop=lambda: stop.signal is not None or self.best.should_stop)
         with self._failures():
             self.save(models=self.best.should_stop or trainer.step_number == trainer.steps)
             self.recording.wait()
             self.background.wait()
         if stop.signal is not None:
-            message = f"stopped after step {trainer.step_number}: rlprims resume {self.run_directory.path}"
-            self.console.print(message, soft_wrap=True)
+            self.console.print(f"stopped after step {trainer.step_number}: {self.resume}", soft_wrap=True)
             return 128 + stop.signal
         if self.best.should_stop:
             self.console.print(f"ended after step {trainer.step_number}: {self.best.stop_reason}", soft_wrap=True)
         self.finish(time.monotonic() - begun)
         return 0
-
-    def _failures_in_background(self) -> list[Exception]:
-        """Wait until the last checkpoint and the last records are complete; returns their errors if they failed."""
-        failures = []
-        for work in (self.recording, self.background):
-            try:
-                work.wait()
-            except Exception as error:
-                failures.append(error)
-        return failures
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -153,16 +147,13 @@ class Run(ABC):
         except SamplingExhausted as error:
             # The weights are still those of the last finished step, so a checkpoint keeps all finished steps.
             self.save()
-            raise ValueError(
-                f"step {self.stepper.step_number}: {error}; then: rlprims resume {self.run_directory.path}"
-            ) from None
+            raise ValueError(f"step {self.stepper.step_number}: {error}; then: {self.resume}") from None
         except (ExecutionError, CannotWrite) as error:
-            raise ValueError(
-                f"step {self.stepper.step_number}: {error}\ncontinue the run from its newest checkpoint: "
-                f"rlprims resume {self.run_directory.path}"
-            ) from error
+            saved = any(self.run_directory.checkpoints.glob("step_*"))
+            advice = "continue it from its newest checkpoint" if saved else "without a checkpoint the run begins again"
+            raise ValueError(f"step {self.stepper.step_number}: {error}\n{advice}: {self.resume}") from error
 
-    def _log(self, trainer: Stepper, step: Step) -> None:
+    def _log(self, trainer: Stepper, step: StepResult) -> None:
         step.metrics.update(worker_metrics(self.workers.reports()))
         self.write("train", step.number, step.metrics)
         self.record(step)
@@ -174,20 +165,18 @@ class Run(ABC):
         for log in self.loggers:
             log(step, {f"{kind}/{name}": value for name, value in metrics.items()})
 
-    def _maybe_evaluate(self, trainer: Stepper, step: Step) -> None:
-        if step.number % self.settings.evaluation.every == 0 or step.number == trainer.steps:
+    def _evaluate_and_save(self, trainer: Stepper, step: StepResult) -> None:
+        settings, is_last = self.settings, step.number == trainer.steps
+        if step.number % settings.evaluation.every == 0 or is_last:
             self.evaluate()
-
-    def _maybe_save(self, trainer: Stepper, step: Step) -> None:
         self.background.check()
-        if step.number % self.settings.checkpoint.every == 0 or step.number == trainer.steps:
+        if step.number % settings.checkpoint.every == 0 or is_last:
             self.save()
 
     def save(self, *, models: bool = False) -> None:
         """Copy the state after the last finished step, and complete its checkpoint in the background.
 
-        With ``models`` the checkpoint has Hugging Face models. Without it, it has them if the settings say so, or if it
-        is the best or the last one.
+        It has Hugging Face models with ``models``, if the settings say so, or if it is the best or the last one.
         """
         state, held = self.last_state
         step, settings = state["step_number"], self.settings.checkpoint
@@ -197,22 +186,22 @@ class Run(ABC):
 
         def write(directory: Path) -> Finish:
             finish = self.execution.save(directory)
-            save_random_state(directory)
+            checkpoints.save_random_state(directory)
             for name, groups in held.items():
-                save_groups(groups, directory / name)
+                checkpoints.save_groups(groups, directory / name)
             (directory / "trainer.json").write_text(json.dumps(state))
             return finish
 
         self.recording.wait()  # a resume writes only the records of later steps
         self.background.wait()
-        checkpoints = self.run_directory.checkpoints
-        complete = begin_checkpoint(checkpoints, step, write, keep=settings.keep, best=self.best.step)
+        folder = self.run_directory.checkpoints
+        complete = checkpoints.begin_checkpoint(folder, step, write, keep=settings.keep, best=self.best.step)
         self.saved = step, models
 
         def task() -> None:
             checkpoint = complete()
             if models:
-                add_models(checkpoint)
+                checkpoints.add_models(checkpoint)
 
         self.background.begin(task)
 
@@ -220,12 +209,12 @@ class Run(ABC):
         """Load a checkpoint, and cut the logs back to its step."""
         self.execution.load(checkpoint)
         state = json.loads((checkpoint / "trainer.json").read_text())
-        held = {path.parent.name: load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
+        held = {path.parent.name: checkpoints.load_groups(path.parent) for path in checkpoint.glob("*/groups.json")}
         self.stepper.load_state_dict(state, held)
         self.last_state = self.stepper.state_dict()
         self.run_directory.truncate_after(state["step_number"])
         self.best.truncate_after(state["step_number"])
-        load_random_state(checkpoint)
+        checkpoints.load_random_state(checkpoint)
 
 
 def prepare_process(threads: int) -> None:
@@ -263,33 +252,49 @@ def begin_or_resume(
 
 @contextmanager
 def on_interrupt(console: Console, message: str) -> Iterator[None]:
-    """Print the message if Ctrl-C interrupts the block."""
+    """Print the message if Ctrl-C interrupts the block; a note says that it was printed."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         console.print(message, style="yellow", highlight=False, soft_wrap=True)
+        stopped.add_note(message)
         raise
+
+
+@contextmanager
+def _last_words(command: str) -> Iterator[None]:
+    """Let a child process, which waits for the end of its input, print the command if this process is killed."""
+    text = f"error: a signal ended the run, or Ray, because its node was lost; continue it: {command}"
+    wait = f"trap '' HUP INT TERM; read word || echo {shlex.quote(text)} >&2"
+    child = subprocess.Popen(["/bin/sh", "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        child.communicate(b"ended\n")
 
 
 class _Stop:
     signal: int | None = None
 
-    def requested(self) -> bool:
-        return self.signal is not None
-
 
 @contextmanager
 def _stop_signals(console: Console) -> Iterator[_Stop]:
-    """Handle SIGINT and SIGTERM: the first ends the run after the current step, the second ends it at once."""
+    """Handle SIGINT, SIGTERM and SIGHUP: the first ends the run after this step, the second ends it at once."""
     stop = _Stop()
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
+    numbers = {signal.SIGINT, signal.SIGTERM, *([] if is_kept else [signal.SIGHUP])}
 
     def handle(number: int, frame: Any) -> None:
         if stop.signal is not None:
             raise KeyboardInterrupt
         stop.signal = number
+        if number == signal.SIGHUP:  # nobody reads the terminal or the pipe any more
+            for output in (1, 2):
+                if not stat.S_ISREG(os.fstat(output).st_mode):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         console.print("stopping after this step; once more to stop at once", style="yellow")
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:

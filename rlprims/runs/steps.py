@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from rlprims.data_proto import DataProto
+from rlprims.execution import UpdateReport
 
 
 @dataclass
-class Step:
+class StepResult:
     """The result of one step."""
 
     number: int
@@ -19,8 +20,10 @@ class Step:
     surplus: list[DataProto]
     """The groups that were sampled with this batch and wait for the next."""
     metrics: dict[str, float] = field(default_factory=dict)
+    updates: list[tuple[str, UpdateReport]] = field(default_factory=list)
+    """Each with the name of its model."""
 
-    def copy(self) -> "Step":
+    def copy(self) -> "StepResult":
         """A copy with the same tensors. It has its own columns."""
         dropped = [(rows[:], reason) for rows, reason in self.dropped]
         return replace(self, batch=self.batch[:], dropped=dropped, surplus=[rows[:] for rows in self.surplus])
@@ -36,7 +39,7 @@ class Stepper(Protocol):
         """The steps of the whole run."""
         ...
 
-    def step(self) -> Step: ...
+    def step(self) -> StepResult: ...
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, list[DataProto]]]:
         """JSON values, and groups of rows by name; call it between two steps."""
@@ -45,7 +48,7 @@ class Stepper(Protocol):
     def load_state_dict(self, state: dict[str, Any], groups: dict[str, list[DataProto]]) -> None: ...
 
 
-Hook: TypeAlias = Callable[[Any, Step], None]
+Hook: TypeAlias = Callable[[Any, StepResult], None]
 """Called with the trainer after each step."""
 
 

@@ -16,30 +16,12 @@ as on one. ``effort="quick"`` leaves out the compiler and FakeTensors, ``effort=
 """
 
 from rlprims.testing._checks import (
-    check,
-    check_advantage,
-    check_aggregation,
-    check_filter,
-    check_logits,
-    check_loss,
-    check_reward,
-    check_selector,
-    check_transforms,
-    check_weights,
-)
+    check, check_advantage, check_aggregation, check_filter, check_logits, check_loss, check_reward, check_selector,
+    check_transforms, check_weights,
+)  # fmt: skip
 from rlprims.testing._ranks import Rank, on_ranks
 
 __all__ = [
-    "Rank",
-    "check",
-    "check_advantage",
-    "check_aggregation",
-    "check_filter",
-    "check_logits",
-    "check_loss",
-    "check_reward",
-    "check_selector",
-    "check_transforms",
-    "check_weights",
-    "on_ranks",
-]
+    "Rank", "check", "check_advantage", "check_aggregation", "check_filter", "check_logits", "check_loss",
+    "check_reward", "check_selector", "check_transforms", "check_weights", "on_ranks",
+]  # fmt: skip

@@ -21,8 +21,6 @@ from rlprims.testing._primitive import Primitive
 
 Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
 Effort = Literal["quick", "compiler", "usual", "thorough"]
-"""``quick``: takes a second. ``compiler``: FakeTensors and the compiler only. ``usual``: both, a few seconds.
-``thorough``: also export, DTensors and packed graphs of every size, half a minute."""
 
 Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
 
@@ -62,14 +60,8 @@ _WITH_A_MASK: tuple[Law, ...] = (
     _laws_errors.wrong_masks_are_refused,
     _laws_tensors.any_nonzero_byte_is_true,
 )
-_WITH_GROUPS: tuple[Law, ...] = (
-    _laws_layout.groups_may_be_renamed,
-    _laws_errors.wrong_groups_are_refused,
-)
-_WITH_ROLLOUTS: tuple[Law, ...] = (
-    _laws_layout.rollouts_may_be_renamed,
-    _laws_errors.wrong_rollouts_are_refused,
-)
+_WITH_GROUPS: tuple[Law, ...] = (_laws_layout.groups_may_be_renamed, _laws_errors.wrong_groups_are_refused)
+_WITH_ROLLOUTS: tuple[Law, ...] = (_laws_layout.rollouts_may_be_renamed, _laws_errors.wrong_rollouts_are_refused)
 _PER_ROW: tuple[Law, ...] = (
     _laws_layout.batches_may_be_merged,
     _laws_layout.nan_stays_in_its_group,
@@ -81,10 +73,7 @@ _GROUP_BASELINE: tuple[Law, ...] = (
     _laws_kinds.a_scale_passes_or_cancels,
     _laws_kinds.one_advantage_per_response,
 )
-_TWO_POLICIES: tuple[Law, ...] = (
-    _laws_kinds.far_log_ratios_are_finite,
-    _laws_kinds.impossible_tokens_are_finite,
-)
+_TWO_POLICIES: tuple[Law, ...] = (_laws_kinds.far_log_ratios_are_finite, _laws_kinds.impossible_tokens_are_finite)
 _AGGREGATION: tuple[Law, ...] = (
     _laws_numeric.gradient_is_the_derivative,
     _laws_kinds.parts_sum_to_the_whole,
@@ -139,10 +128,7 @@ DERIVATIVES = Laws(
 PACKED = Laws(
     quick=(),
     usual=(_laws_compile.packed_tokens_compile,),
-    thorough=(
-        _laws_compile.one_graph_for_all_packed_batches,
-        _laws_compile.exports_packed_with_a_dynamic_batch,
-    ),
+    thorough=(_laws_compile.one_graph_for_all_packed_batches, _laws_compile.exports_packed_with_a_dynamic_batch),
 )
 """The laws of functions of tokens."""
 
@@ -187,6 +173,8 @@ def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:
         laws += _PER_ROW
     if kind == "advantage" and {"group_ids", "rewards"} <= data:
         laws += _GROUP_BASELINE
+        if set(p.required) <= {"group_ids", "rewards", "response_mask"}:
+            laws += (_laws_kinds.a_higher_score_never_gets_a_lower_advantage,)
     if kind == "loss":
         laws += (_laws_numeric.gradient_is_the_derivative,)
         if {"log_probs", "old_log_probs", "advantages"} <= data:

@@ -22,7 +22,7 @@ _PER_TOKEN = (
     "values new_values returns advantages losses sum_pi_squared importance_weights turn_ids versions "
     "observation_mask expert_mask responses potentials state_ids teacher_log_probs logits ref_logits "
     "teacher_logits topk_log_probs teacher_topk_log_probs turn_rewards action_ids process_rewards "
-    "process_log_probs continuation_values"
+    "process_log_probs continuation_values router_logits"
 )
 _PER_ROW = (
     "scores component_scores baseline_scores bootstrap_values group_ids group_tokens row_tokens trajectory_ids "
@@ -178,11 +178,6 @@ def _mask(rows: int, width: int, generator: torch.Generator) -> Tensor:
     return mask[torch.randperm(rows, generator=generator)]
 
 
-def _group_ids(rows: int) -> Tensor:
-    sizes = torch.tensor(_GROUP_SIZES).repeat(rows)[:rows]
-    return torch.arange(rows).repeat_interleave(sizes)[:rows]
-
-
 def make_batch(
     seed: int,
     dtype: torch.dtype = torch.float64,
@@ -223,7 +218,8 @@ def _tokens_and_rows(rows: int, width: int, generator: torch.Generator, normal: 
     """Masks, groups, and what most functions read."""
     toy = rows == TOY[0]
     mask = _toy_mask(width, generator) if toy else _mask(rows, width, generator)
-    group_ids = torch.tensor(_GROUPS) if toy else _group_ids(rows)
+    sizes = torch.tensor(_GROUP_SIZES).repeat(rows)[:rows]
+    group_ids = torch.tensor(_GROUPS) if toy else torch.arange(rows).repeat_interleave(sizes)[:rows]
     group_ids = group_ids[torch.randperm(rows, generator=generator)]
     columns = torch.arange(1, width + 1)
     needed = (mask * columns).amax(-1) if width else mask.sum(-1)
@@ -259,9 +255,8 @@ def _tokens_and_rows(rows: int, width: int, generator: torch.Generator, normal: 
 
 def _policies(data: dict[str, Tensor], generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
     """More of the sampled tokens' distributions."""
-    rows, width = data["response_mask"].shape
-    shape = (rows, width)
     pi = data["old_log_probs"].exp()
+    rows, shape = len(pi), pi.shape
     return {
         "whole_log_probs": data["log_probs"] - data["entropies"],  # at most those within the kept sets
         "sum_pi_squared": pi.square() + (1 - pi).square() * torch.rand(shape, generator=generator, dtype=torch.float64),
@@ -273,8 +268,7 @@ def _policies(data: dict[str, Tensor], generator: torch.Generator, normal: Norma
 
 def _distributions(old: Tensor, generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
     """Logits, teachers, and pairs."""
-    rows, width = old.shape
-    shape = (rows, width)
+    rows, shape = len(old), old.shape
     logits, teacher_logits = 2 * normal(*shape, _VOCABULARY_SIZE), 2 * normal(*shape, _VOCABULARY_SIZE)
     top = teacher_logits.topk(_TOP, dim=-1).indices
     pairs = ("chosen", "rejected", "ref_chosen", "ref_rejected", "sequence", "ref_sequence")
@@ -283,6 +277,7 @@ def _distributions(old: Tensor, generator: torch.Generator, normal: Normal) -> d
         "logits": logits,
         "ref_logits": logits + normal(*shape, _VOCABULARY_SIZE),
         "teacher_logits": teacher_logits,
+        "router_logits": torch.stack([logits, teacher_logits], -2),
         "topk_log_probs": logits.log_softmax(-1).gather(-1, top),
         "teacher_topk_log_probs": teacher_logits.log_softmax(-1).gather(-1, top),
         **{f"{name}_log_probs": -2 * normal(rows).abs() - 0.1 for name in pairs},
@@ -293,8 +288,7 @@ def _distributions(old: Tensor, generator: torch.Generator, normal: Normal) -> d
 
 def _turns(old: Tensor, generator: torch.Generator, normal: Normal) -> dict[str, Tensor]:
     """What turns and their environment return."""
-    rows, width = old.shape
-    shape = (rows, width)
+    rows, shape = len(old), old.shape
     return {
         "state_ids": torch.randint(3, shape, generator=generator),
         "responses": torch.randint(2, shape, generator=generator),

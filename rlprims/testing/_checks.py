@@ -1,6 +1,8 @@
 """One check for every kind of primitive, its short names, and the report of the laws that a function breaks."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any, Protocol, TypeAlias
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from rlprims.corrections import Weights
 from rlprims.masking import check_choice
-from rlprims.testing._bindings import Effort, Kind, Laws, laws_of
+from rlprims.testing._bindings import Effort, Kind, laws_of
 from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
+from rlprims.testing._report import report_of
 
 Exempt: TypeAlias = Mapping[str, str] | None
 Others: TypeAlias = Mapping[str, Any] | None
@@ -47,19 +50,18 @@ def check(
     """Test the laws for a primitive of any kind. ``check_loss(fn)`` is ``check(fn, "loss")``, and so on.
 
     Args:
-        fn: called by the names of its parameters. Those before ``*`` are data named by the vocabulary, ``cu_seqlens``
-            and other optional data default to None; those after ``*`` are hyperparameters.
+        fn: called by the names of its parameters. Those before ``*`` are data named by the vocabulary (optional data
+            default to None); those after ``*`` are hyperparameters.
         kind: "advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits" or "transforms".
         exempt: law to reason, for laws that do not hold by design. A law that does hold must not be listed.
         alternatives: hyperparameter to another value, which must change the result on some batch.
         effort: ``quick`` leaves out FakeTensors and the compiler, ``compiler`` tests only these; ``thorough`` adds
-            packed graphs of every size, ``torch.export``, DTensors and second derivatives entry by entry, and takes up
-            to half a minute.
-        inputs: the data that derivatives are taken with respect to, for "transforms"; the other kinds have their own.
+            packed graphs of every size, export, DTensors and second derivatives entry by entry: half a minute.
+        inputs: the data to differentiate by, for "transforms"; the other kinds have their own.
         hyperparameters: values for the call, if a hyperparameter has no default or another value is wanted.
 
     Raises:
-        AssertionError: with the primitive, each broken law, the argument, and the largest difference.
+        AssertionError: with the primitive, the broken laws of each cause, the argument, and the largest difference.
         ValueError: an unknown kind, a parameter outside the vocabulary, or an unknown law in ``exempt``.
 
     >>> from rlprims.losses import reinforce, token_mean
@@ -78,7 +80,8 @@ def check(
         estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else inputs
         subject = Primitive(tensor_function, hyperparameters, alternatives or {}, minimized, estimated)
         subject.check_vocabulary()
-    _enforce(subject, fn, laws_of(kind, subject), effort, exempt or {})
+    with _without_traces():
+        _enforce(subject, fn, kind, effort, exempt or {})
 
 
 _ABOUT: dict[Kind, str] = {
@@ -123,8 +126,8 @@ A parameter ``generator`` gets the same generator state in each call.
 >>> check_selector(high_entropy)""",
     "filter": """a group filter: scores and groups in, one bool per row out.
 
->>> from rlprims.filters import nonzero_range
->>> check_filter(nonzero_range)""",
+>>> from rlprims.filters import varied_scores
+>>> check_filter(varied_scores)""",
     "logits": """a function of ``logits`` (..., V), and perhaps ``token_ids`` (...): a log-prob, an entropy.
 
 >>> from rlprims.logprobs import entropy_from_logits
@@ -134,9 +137,9 @@ A parameter ``generator`` gets the same generator state in each call.
 These are ``vmap``, ``torch.compile``, FakeTensors and subclasses; and for derivatives with respect to ``inputs``,
 ``torch.func.grad``, ``jvp`` and second derivatives.
 
->>> from rlprims.diagnostics import token_mean
+>>> from rlprims.diagnostics import mean_over_tokens
 >>> def mean_entropy(entropies, response_mask):
-...     return token_mean(entropies, response_mask).value()
+...     return mean_over_tokens(entropies, response_mask).value()
 >>> check_transforms(mean_entropy, effort="quick")""",
 }
 
@@ -188,7 +191,19 @@ def _with_tensor_result(fn: Callable[..., Any], kind: Kind) -> Callable[..., Ten
     return {"weights": values, "selector": with_the_same_draw}.get(kind, fn)
 
 
-def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, effort: Effort, exempt: Mapping[str, str]) -> None:
+@contextmanager
+def _without_traces() -> Iterator[None]:
+    """Nothing is logged to ``torch.__trace``: pytest would show thousands of empty lines for a broken law."""
+    log = logging.getLogger("torch.__trace")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _enforce(subject: Any, fn: Callable[..., Any], kind: Kind, effort: Effort, exempt: Mapping[str, str]) -> None:
+    laws = laws_of(kind, subject)
     known, by_name = laws.up_to("thorough"), laws.up_to(effort)
     unknown = set(exempt) - set(known)
     if unknown:
@@ -198,12 +213,12 @@ def _enforce(subject: Any, fn: Callable[..., Any], laws: Laws, effort: Effort, e
         try:
             law(subject)
         except Exception as error:  # an AssertionError of the law, or an error that the primitive raised
-            broken[name] = (
-                str(error) if isinstance(error, AssertionError) else f"raised {type(error).__name__}: {error}"
-            )
-    not_broken = [name for name in exempt if name in by_name and name not in broken]
-    report = [f"{name}: {broken[name]}" for name in broken if name not in exempt]
-    report += [f"{name}: the law holds, so it needs no exemption" for name in not_broken]
+            raised = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
+            broken[name] = f"{raised}{error}"
+    unexpected = {name: cause for name, cause in broken.items() if name not in exempt}
+    needless = [name for name in exempt if name in by_name and name not in broken]
+    report = report_of(unexpected, by_name, kind)
+    report += [f"  {name}: the law holds, so it needs no exemption" for name in needless]
     if report:
-        name = getattr(fn, "__name__", repr(fn))
-        raise AssertionError(f"{name} breaks {len(report)} of {len(by_name)} laws:\n  " + "\n  ".join(report))
+        name, count = getattr(fn, "__name__", repr(fn)), len(unexpected) + len(needless)
+        raise AssertionError("\n".join([f"{name} breaks {count} of {len(by_name)} laws:", *report]))

@@ -5,11 +5,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlprims.testing._primitive import Outcome
+from rlprims.testing._primitive import CallOutcome
+
+NAN = "a result is NaN for data that are finite"
 
 
 def assert_close(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
-    """|got − want| <= tolerance · max(1, |want|) everywhere; with tolerance 0 all numbers must be equal."""
+    """|got − want| <= tolerance · max(1, |want|) everywhere; with tolerance 0 all numbers must be equal.
+
+    NaN in both is an error too, and has one message for all laws.
+    """
     assert got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if not got.numel() or torch.equal(got, want):
         return
@@ -17,9 +22,11 @@ def assert_close(what: str, got: Tensor, want: Tensor, tolerance: float) -> None
         where = (got != want).nonzero()[0].tolist()
         raise AssertionError(f"{what} differs, first at {where}: {got[tuple(where)]} instead of {want[tuple(where)]}")
     wide_got, wide_want = got.double(), want.double()
-    error = torch.where(wide_got == wide_want, 0.0, (wide_got - wide_want).abs())
+    both_nan = wide_got.isnan() & wide_want.isnan()
+    error = torch.where((wide_got == wide_want) | both_nan, 0.0, (wide_got - wide_want).abs())
     error = torch.where(error.isnan(), torch.inf, error)
-    if bool((error <= tolerance * wide_want.abs().clamp(min=1.0)).all()):
+    if bool((both_nan | (error <= tolerance * wide_want.abs().clamp(min=1.0))).all()):
+        assert not both_nan.any(), NAN
         return
     flat = int(error.argmax())
     where = [int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape)]
@@ -29,14 +36,14 @@ def assert_close(what: str, got: Tensor, want: Tensor, tolerance: float) -> None
     )
 
 
-def assert_same(got: Outcome, want: Outcome, tolerance: float, of: str = "") -> None:
+def assert_same(got: CallOutcome, want: CallOutcome, tolerance: float, of: str = "") -> None:
     """Assert equal values and equal gradients, up to the tolerance."""
     assert_close(f"the value{of}", got.value, want.value, tolerance)
     for name, gradient in want.gradients.items():
         assert_close(f"the gradient of {name}{of}", got.gradients[name], gradient, tolerance)
 
 
-def assert_finite(outcome: Outcome, of: str = "") -> None:
+def assert_finite(outcome: CallOutcome, of: str = "") -> None:
     for what, x in {"value": outcome.value, **outcome.gradients}.items():
         name = f"the value{of}" if what == "value" else f"the gradient of {what}{of}"
         bad = (~x.isfinite()).nonzero()

@@ -155,9 +155,8 @@ def _assert_exports(subject: Subject, layout: str) -> None:
     example = subject.sample(ROWS[1], WIDTH, layout=layout)
     dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in example.data}
     with errors_break_the_law(f"does not export ({layout}):"):
-        program = torch.export.export(
-            _Module(example), (example.data,), dynamic_shapes=(dynamic,), strict=False
-        ).module()
+        exported = torch.export.export(_Module(example), (example.data,), dynamic_shapes=(dynamic,), strict=False)
+        program = exported.module()
         for rows in ROWS:
             call = subject.sample(rows, WIDTH, seed=rows, layout=layout)
             assert_close(f"the value of the exported program ({call.label})", program(call.data), call(), EXACT)

@@ -8,26 +8,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from rlprims.testing._cases import VOCABULARY, Batch, make_batch
+from rlprims.testing._cases import VOCABULARY, make_batch
 from rlprims.testing._primitive import Primitive
 
 SEEDS = (0, 1, 2, 3)
 
 
 def _assert_refused(p: Primitive, argument: str, what: str, **data: Tensor) -> None:
-    batch = make_batch(0).replace(**data)
-    error = _error_of(p, batch)
-    named = isinstance(error, ValueError) and re.search(rf"\b{argument}\b", str(error))
-    outcome = "was accepted" if error is None else f"raised {type(error).__name__}: {error}"
-    assert named, f"{what} {outcome}; expected a ValueError that names {argument}"
-
-
-def _error_of(p: Primitive, batch: Batch) -> Exception | None:
+    outcome, error = "was accepted", None
     try:
-        p.call(batch, p.variants[-1])
-    except Exception as error:
-        return error
-    return None
+        p.call(make_batch(0).replace(**data), p.variants[-1])
+    except Exception as caught:
+        outcome, error = f"raised {type(caught).__name__}: {caught}", caught
+    named = isinstance(error, ValueError) and re.search(rf"\b{argument}\b", str(error))
+    assert named, f"{what} {outcome}; expected a ValueError that names {argument}"
 
 
 def _wrong_shapes(x: Tensor, per_token: bool) -> Iterator[Tensor]:
@@ -53,7 +47,7 @@ def wrong_masks_are_refused(p: Primitive) -> None:
     mask = make_batch(0).mask
     _assert_refused(p, "response_mask", "a float response_mask", response_mask=mask.double())
     _assert_refused(p, "response_mask", "an integer response_mask", response_mask=mask.long())
-    if all(VOCABULARY[name] == "token" for name in p.required):
+    if not p.is_by_position and all(VOCABULARY[name] == "token" for name in p.required):
         packed = make_batch(0).pack()
         data = {name: x for name, x in packed.data.items() if name != "cu_seqlens"}
         _assert_refused(p, "response_mask", "packed tokens without cu_seqlens", **data)
@@ -71,28 +65,22 @@ def wrong_rollouts_are_refused(p: Primitive) -> None:
 
 def _wrong_ids_are_refused(p: Primitive, name: str) -> None:
     ids = make_batch(0).data[name]
-    for what, wrong in (
-        (f"float {name}", ids.double()),
-        (f"{name} beyond the number of rows", ids + 1000),
-        (f"negative {name}", ids - 1),
-    ):
-        _assert_refused(p, name, what, **{name: wrong})
+    _assert_refused(p, name, f"float {name}", **{name: ids.double()})
+    _assert_refused(p, name, f"{name} beyond the number of rows", **{name: ids + 1000})
+    _assert_refused(p, name, f"negative {name}", **{name: ids - 1})
 
 
 def unknown_choices_are_refused(p: Primitive) -> None:
     """For a parameter annotated with a ``Literal``, another string raises a ValueError that lists the choices."""
     for name, choices in choices_of(p.fn).items():
+        refused, outcome = False, "was accepted"
         try:
             p.call(make_batch(0), p.variants[-1], **{name: "no such choice"})
         except Exception as error:
-            missing = [choice for choice in choices if repr(choice) not in str(error)]
-            refused = isinstance(error, ValueError) and not missing
+            refused = isinstance(error, ValueError) and all(repr(choice) in str(error) for choice in choices)
             outcome = f"raised {type(error).__name__}: {error}"
-        else:
-            refused, outcome = False, "was accepted"
-        assert refused, (
-            f"{name}='no such choice' {outcome}; expected a ValueError that lists {', '.join(map(repr, choices))}"
-        )
+        listed = ", ".join(map(repr, choices))
+        assert refused, f"{name}='no such choice' {outcome}; expected a ValueError that lists {listed}"
 
 
 def choices_of(fn: Callable[..., Any]) -> dict[str, tuple[str, ...]]:

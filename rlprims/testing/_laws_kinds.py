@@ -1,7 +1,5 @@
 """The laws of one kind of primitive each: advantages, losses, aggregations, filters and selectors."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -31,19 +29,13 @@ def _with_rewards(batch: Batch, totals: Tensor) -> Batch:
     return batch.replace(rewards=torch.where(_last(batch.mask), totals[:, None], 0.0))
 
 
-def _in_a_group_of_several(batch: Batch) -> Tensor:
-    ids = batch.data["group_ids"]
-    return (ids == ids[:, None]).sum(-1) > 1
-
-
 def equal_rewards_give_zero(p: Primitive) -> None:
     """A group with equal rewards has advantage exactly 0, for every number, group size and dtype."""
     for reward in (0.1, 1000.1, -1e6 / 3, 0.0):
         for size in (2, 3, 7, 9, 130):
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
-                rows = torch.arange(size) % 2 + 6
                 batch = make_batch(0, dtype).without_empty_rows()
-                batch = batch.rows(rows % len(batch.mask))
+                batch = batch.rows((torch.arange(size) % 2 + 6) % len(batch.mask))
                 batch = batch.replace(group_ids=torch.zeros(size, dtype=torch.int64))
                 constant = _with_rewards(batch, torch.full((size,), reward, dtype=dtype))
                 got = p.run(constant, p.required)
@@ -53,11 +45,11 @@ def equal_rewards_give_zero(p: Primitive) -> None:
 def a_shift_of_a_group_cancels(p: Primitive) -> None:
     """A constant added to every reward of a group does not change its advantages, if it has two rows or more."""
     for batch in map(Batch.without_empty_rows, make_batches(SEEDS)):
-        several = _in_a_group_of_several(batch)
-        total = batch.data["scores"]
+        ids, total = batch.data["group_ids"], batch.data["scores"]
+        several = (ids == ids[:, None]).sum(-1) > 1
         want = p.run(_with_rewards(batch, total), p.required).value
         for constant in (1.0, -1e3):
-            offset = constant * (1 + batch.data["group_ids"])
+            offset = constant * (1 + ids)
             got = p.run(_with_rewards(batch, total + offset), p.required).value
             assert_close(f"the advantage of rewards shifted by {constant}", got[several], want[several], 1e-9)
 
@@ -71,6 +63,21 @@ def a_scale_passes_or_cancels(p: Primitive) -> None:
             got = p.run(_with_rewards(batch, scale * total), p.required).value
             if not torch.allclose(got, want * scale, rtol=_EPS, atol=_EPS):
                 assert_close(f"the advantage of rewards times {scale}", got, want, _EPS)
+
+
+def a_higher_score_never_gets_a_lower_advantage(p: Primitive) -> None:
+    """In a group, if a response has a higher total reward than another, its advantage is not lower."""
+    for batch in map(Batch.without_empty_rows, make_batches(SEEDS)):
+        total, ids = batch.data["scores"], batch.data["group_ids"]
+        got = p.run(_with_rewards(batch, total), p.required).value[_last(batch.mask)]
+        better = (total[:, None] > total) & (ids[:, None] == ids)
+        lower = (better & (got[:, None] < got - 1e-9)).nonzero()
+        if len(lower):
+            one, other = lower[0].tolist()
+            raise AssertionError(
+                f"scores of {total[one]:.3g} and {total[other]:.3g} in one group give advantages of "
+                f"{got[one]:.3g} and {got[other]:.3g}"
+            )
 
 
 def one_advantage_per_response(p: Primitive) -> None:
@@ -89,9 +96,8 @@ def on_policy_it_is_reinforce(p: Primitive) -> None:
     """At log_probs = old_log_probs the gradient of the loss with respect to log_probs is −advantages."""
     for batch in make_batches(SEEDS):
         for layout in (batch, batch.pack()):
-            on_policy = layout.replace(
-                old_log_probs=layout.data["log_probs"], token_cotangent=torch.ones_like(layout.data["log_probs"])
-            )
+            ones = torch.ones_like(layout.data["log_probs"])
+            on_policy = layout.replace(old_log_probs=layout.data["log_probs"], token_cotangent=ones)
             got = p.run(on_policy, p.required).gradients["log_probs"]
             want = torch.where(layout.mask, -layout.data["advantages"], 0.0)
             assert_close("the gradient of log_probs on policy", got, want, EXACT)
@@ -109,10 +115,8 @@ def _at_log_probs(p: Primitive, batch: Batch, log_probs: float, others: float) -
 def far_log_ratios_are_finite(p: Primitive) -> None:
     """Log-ratios up to ±1e4 give finite values and gradients, in float32 and float64, for both signs of A."""
     for dtype in (torch.float32, torch.float64):
-        for batch, size in [
-            *((make_batch(0, dtype), size) for size in _LOG_RATIOS),
-            (make_batch(0, dtype, *LARGE), 1e4),
-        ]:
+        sizes = [(make_batch(0, dtype), size) for size in _LOG_RATIOS]
+        for batch, size in (*sizes, (make_batch(0, dtype, *LARGE), 1e4)):
             for one, other in ((-0.1, -0.1 - size), (-0.1 - size, -0.1)):
                 for names in p.variants:
                     got = p.run(_at_log_probs(p, batch, one, other), names)
@@ -136,15 +140,14 @@ def tokens_are_independent(p: Primitive) -> None:
         tokens = batch.mask.numel()
         order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
         cuts = torch.tensor([0, tokens // 3, tokens // 3, tokens])
-        shuffle = partial(_shuffle, order)
+
+        def shuffle(x: Tensor, order: Tensor = order) -> Tensor:
+            return x.flatten(0, 1)[order]
+
         shuffled = batch.map(shuffle, lambda x: x[:3]).replace(cu_seqlens=cuts)
         for names in p.variants:
             want = p.run(batch, names).map(shuffle, lambda x: x)
             assert_same(p.run(shuffled, names), want, EXACT, " of shuffled tokens")
-
-
-def _shuffle(order: Tensor, x: Tensor) -> Tensor:
-    return x.flatten(0, 1)[order]
 
 
 # Aggregations: the scalar of a step does not depend on how the step is cut into micro-batches.
@@ -213,8 +216,8 @@ def _keep(p: Primitive, batch: Batch) -> Tensor:
 def _answers(p: Primitive, batch: Batch, like: Tensor, per: str) -> Tensor:
     answers = p.run(batch, p.required).value
     assert answers.dtype is torch.bool, f"the result has dtype {answers.dtype}, expected torch.bool"
-    shapes = tuple(answers.shape), tuple(like.shape)
-    assert shapes[0] == shapes[1], f"the result has shape {shapes[0]}, expected {shapes[1]}: one per {per}"
+    got, want = tuple(answers.shape), tuple(like.shape)
+    assert got == want, f"the result has shape {got}, expected {want}: one per {per}"
     return answers
 
 

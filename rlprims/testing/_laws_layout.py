@@ -1,8 +1,4 @@
-"""Laws of mask and layout.
-
-Inputs outside the mask are not read, and results outside it are 0. Padding, packing, the order of rows, the labels of
-groups, and other groups in the batch do not matter.
-"""
+"""Laws of mask and layout: padding, packing, the order of rows, labels of groups, and other groups do not matter."""
 
 from collections.abc import Iterator
 
@@ -11,7 +7,7 @@ from torch import Tensor
 
 from rlprims.testing._call import errors_break_the_law
 from rlprims.testing._cases import LARGE, TOY, Batch, layout_of, make_batch, make_batches, merge
-from rlprims.testing._compare import assert_close, assert_finite, assert_same, assert_zero
+from rlprims.testing._compare import NAN, assert_close, assert_finite, assert_same, assert_zero
 from rlprims.testing._primitive import Primitive
 
 SEEDS = (0, 1)
@@ -36,15 +32,12 @@ def masked_is_absent(p: Primitive) -> None:
     for size, poisons in ((TOY, POISONS), (LARGE, POISONS[:1])):
         clean = make_batch(0, torch.float32, *size)
         floats = [name for name in p.inputs if clean.data[name].is_floating_point()]
+        singles = [[name] for name in floats if size == TOY]
+        together = [floats] if len(floats) > 1 or size == LARGE else []
         for poison in poisons:
-            for poisoned in [
-                *([name] for name in floats if size == TOY),
-                *([floats] if len(floats) > 1 or size == LARGE else []),
-            ]:
+            for poisoned in singles + together:
                 dirty = clean.replace(**{name: _poisoned(name, clean, poison) for name in poisoned})
-                for names in p.variants:
-                    if not set(poisoned) <= set(names):
-                        continue
+                for names in (names for names in p.variants if set(poisoned) <= set(names)):
                     for (layout, a), (_, b) in zip(_layouts(dirty), _layouts(clean), strict=True):
                         of = f" with {poison} outside the mask of {', '.join(poisoned)} ({layout})"
                         assert_same(p.run(a, names), p.run(b, names), 0, of)
@@ -56,6 +49,7 @@ def zero_outside_the_mask(p: Primitive) -> None:
         for layout, batch in _layouts(either):
             for names in p.variants:
                 got = p.run(batch, names)
+                assert not got.value.isnan().any(), NAN
                 assert_finite(got, f" ({layout})")
                 outside = got.tokens(~batch.mask)
                 if got.layout == "token":
@@ -164,18 +158,13 @@ def nan_stays_in_its_group(p: Primitive) -> None:
         row = int(clean.mask.sum(-1).argmax())
         ids = clean.data["group_ids"]
         others = ids != ids[row] if "group_ids" in p.data else torch.arange(len(ids)) != row
-        for name in p.inputs:
+        layouts = (False, True) if "response_mask" in p.data else (False,)
+        for name in (name for name in p.inputs if clean.data[name].is_floating_point()):
             x = clean.data[name].clone()
-            if not x.is_floating_point():
-                continue
             x[row] = torch.nan
-            names = p.variants[-1]
-            for packed in (False, True):
-                with_nan = clean.replace(**{name: x})
-                if packed and "response_mask" not in p.data:
-                    continue
-                got, want = (p.run(batch.pack() if packed else batch, names) for batch in (with_nan, clean))
+            for packed in layouts:
+                batches = (clean.replace(**{name: x}), clean)
+                got, want = (p.run(batch.pack() if packed else batch, p.variants[-1]) for batch in batches)
                 keep = others.repeat_interleave(clean.data["lengths"]) if packed and got.layout == "token" else others
-                assert_close(
-                    f"the value of other rows after a NaN in {name} of row {row}", got.value[keep], want.value[keep], 0
-                )
+                what = f"the value of other rows after a NaN in {name} of row {row}"
+                assert_close(what, got.value[keep], want.value[keep], 0)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class LogitFunction:
     fn: Callable[..., Tensor]
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     alternatives: Mapping[str, Any] = field(default_factory=dict)
+    is_differentiable = True
+    layouts: ClassVar[tuple[str, ...]] = ("padded",)
 
     @property
     def takes_tokens(self) -> bool:
@@ -31,14 +33,6 @@ class LogitFunction:
     def __call__(self, logits: Tensor, **changes: Any) -> Tensor:
         data = {"token_ids": _tokens(logits)} if self.takes_tokens else {}
         return self.fn(logits, **{**data, **self.hyperparameters, **changes})
-
-    @property
-    def is_differentiable(self) -> bool:
-        return True
-
-    @property
-    def layouts(self) -> tuple[str, ...]:
-        return ("padded",)
 
     def sample(self, rows: int, width: int, *, seed: int = 0, layout: str = "padded", full: bool = True) -> Call:
         logits = _logits(rows, width, seed=seed)

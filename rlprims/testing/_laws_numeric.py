@@ -42,10 +42,9 @@ def gradient_is_the_derivative(p: Primitive) -> None:
     """gradcheck in float64, padded and packed, for each input that the loss is differentiated by."""
     packed = [make_batch(1).pack()] if "response_mask" in p.data else []
     for batch in (make_batch(0), *packed, make_batch(0, torch.float64, *LARGE)):
-        for name in p.differentiable:
-            if name in p.inputs:
-                call = partial(_with, p, batch, name)
-                assert_derivative(f"the gradient of {name}", call, batch.data[name], fast=batch.mask.shape == LARGE)
+        for name in (name for name in p.differentiable if name in p.inputs):
+            call = partial(_with, p, batch, name)
+            assert_derivative(f"the gradient of {name}", call, batch.data[name], fast=batch.mask.shape == LARGE)
 
 
 def _with(p: Primitive, batch: Batch, name: str, x: Tensor) -> Tensor:
@@ -56,13 +55,8 @@ def _with(p: Primitive, batch: Batch, name: str, x: Tensor) -> Tensor:
 def constants_get_no_gradient(p: Primitive) -> None:
     """Old and reference log-probs, advantages, returns and rewards get no gradient, even if they require one."""
     batch, names = make_batch(0, torch.float64, *LARGE), p.variants[-1]
-    constant = [
-        name
-        for name in names
-        if batch.data[name].is_floating_point()
-        and name not in p.differentiable
-        and (p.differentiable or name.endswith("log_probs"))
-    ]
+    floats = [name for name in names if batch.data[name].is_floating_point() and name not in p.differentiable]
+    constant = [name for name in floats if p.differentiable or name.endswith("log_probs")]
     leaves = {name: batch.data[name].clone().requires_grad_() for name in (*constant, *p.differentiable)}
     value = p.call(batch.replace(**leaves), names)
     if not constant or not value.requires_grad:

@@ -6,7 +6,7 @@ from rlprims.grouping import dense_ids
 from rlprims.testing._cases import Batch, make_batches
 from rlprims.testing._compare import assert_close
 from rlprims.testing._laws_logits import VOCAB, LogitFunction, _logits, _tokens
-from rlprims.testing._primitive import Outcome, Primitive
+from rlprims.testing._primitive import CallOutcome, Primitive
 from rlprims.testing._ranks import Rank, on_ranks
 from rlprims.types import SequenceShard, VocabShard
 
@@ -17,7 +17,7 @@ SEEDS = (0,)
 def sequences_may_be_cut(p: Primitive) -> None:
     """Columns split over four ranks, one of which has none: values, and the gradients of the split tensors."""
 
-    def of_rank(rank: Rank, part: Batch, names: tuple[str, ...]) -> Outcome:
+    def of_rank(rank: Rank, part: Batch, names: tuple[str, ...]) -> CallOutcome:
         if "shard" in p.parameters:
             return p.run(part, names, shard=SequenceShard(rank.index, rank.all_gather))
         return p.run(part, names, all_reduce_rows=rank.all_reduce)
@@ -37,7 +37,7 @@ def sequences_may_be_cut(p: Primitive) -> None:
 def a_batch_may_be_spread(p: Primitive) -> None:
     """Groups split over three ranks, one of which has no row: the numbers of each row."""
 
-    def of_rank(rank: Rank, part: Batch, names: tuple[str, ...]) -> Outcome:
+    def of_rank(rank: Rank, part: Batch, names: tuple[str, ...]) -> CallOutcome:
         dense = {name: dense_ids(part.data[name]) for name in ("group_ids", "trajectory_ids")}
         return p.run(part.replace(**dense), names, all_reduce=rank.all_reduce)
 
@@ -57,7 +57,7 @@ def a_vocabulary_may_be_cut(p: Primitive | LogitFunction) -> None:
         _logits_may_be_cut(p)
         return
 
-    def of_rank(rank: Rank, part: Batch, names: tuple[str, ...], start: int, size: int) -> Outcome:
+    def of_rank(rank: Rank, part: Batch, names: tuple[str, ...], start: int, size: int) -> CallOutcome:
         return p.run(part, names, vocab=VocabShard(start, size, rank.all_reduce, rank.all_reduce_max))
 
     for batch in make_batches(SEEDS):

@@ -1,6 +1,6 @@
 """Laws of ``torch.func`` and second derivatives: each transform gives the same numbers as separate plain calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -38,25 +38,25 @@ def jvp_is_the_transpose_of_grad(subject: Subject) -> None:
 
 def vmap_is_a_loop(subject: Subject) -> None:
     """torch.vmap over stacked batches gives the values of each."""
-    for size in (TOY, LARGE):
-        for layout in subject.layouts:
-            calls = [subject.sample(*size, seed=seed, layout=layout) for seed in range(COPIES)]
-            got = _vmap(calls[0], calls)
-            assert_close(
-                f"the value under vmap ({calls[0].label})", got, torch.stack([call() for call in calls]), EXACT
-            )
+    for calls in _batches_to_stack(subject):
+        got = _vmap(calls[0], calls)
+        assert_close(f"the value under vmap ({calls[0].label})", got, torch.stack([call() for call in calls]), EXACT)
 
 
 def vmap_of_grad_is_a_loop(subject: Subject) -> None:
     """torch.vmap(torch.func.grad) gives the gradients of each batch."""
+    for calls in _batches_to_stack(subject):
+        cotangent = calls[0].cotangent()
+        got = _vmap(partial(_gradients, calls[0], cotangent), calls)
+        each = [call.gradients(cotangent) for call in calls]
+        want = {name: torch.stack([g[name] for g in each]) for name in calls[0].inputs}
+        _assert_equal(f"vmap(grad) ({calls[0].label}) of", got, want)
+
+
+def _batches_to_stack(subject: Subject) -> Iterator[list[Call]]:
     for size in (TOY, LARGE):
         for layout in subject.layouts:
-            calls = [subject.sample(*size, seed=seed, layout=layout) for seed in range(COPIES)]
-            cotangent = calls[0].cotangent()
-            got = _vmap(partial(_gradients, calls[0], cotangent), calls)
-            each = [call.gradients(cotangent) for call in calls]
-            want = {name: torch.stack([g[name] for g in each]) for name in calls[0].inputs}
-            _assert_equal(f"vmap(grad) ({calls[0].label}) of", got, want)
+            yield [subject.sample(*size, seed=seed, layout=layout) for seed in range(COPIES)]
 
 
 def gradients_have_gradients(subject: Subject) -> None:

@@ -15,7 +15,7 @@ from rlprims.testing._cases import TOY, VOCABULARY, Batch, Layout, layout_of, ma
 DIFFERENTIABLE = (
     *("log_probs", "new_values", "entropies", "losses"),
     *("logits", "topk_log_probs", "chosen_log_probs", "rejected_log_probs", "sequence_log_probs"),
-    *("chosen_scores", "rejected_scores"),
+    *("chosen_scores", "rejected_scores", "router_logits"),
 )
 """The inputs that get a gradient from losses and aggregations. All other inputs are constants."""
 
@@ -25,32 +25,34 @@ ESTIMATED_FROM = (
 )
 """The inputs by which the laws of transforms differentiate estimators and reward functions."""
 
+NO_CU_SEQLENS = "it has no parameter cu_seqlens, expected one for packed sequences"
+
 _STEP_WIDE = ("cu_seqlens", "totals", "group_tokens", "row_tokens", "trajectory_tokens")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """A value, its layout, and the gradients of its product with a fixed cotangent."""
 
     value: Tensor
     layout: Layout | None
     gradients: dict[str, Tensor]
 
-    def map(self, tokens: Callable[[Tensor], Tensor], rows: Callable[[Tensor], Tensor]) -> "Outcome":
+    def map(self, tokens: Callable[[Tensor], Tensor], rows: Callable[[Tensor], Tensor]) -> "CallOutcome":
         change: dict[Layout | None, Callable[[Tensor], Tensor]] = {"token": tokens, "row": rows, None: lambda x: x}
         gradients = {name: change[layout_of(name)](g) for name, g in self.gradients.items()}
-        return Outcome(change[self.layout](self.value), self.layout, gradients)
+        return CallOutcome(change[self.layout](self.value), self.layout, gradients)
 
-    def columns(self, index: slice | Tensor) -> "Outcome":
+    def columns(self, index: slice | Tensor) -> "CallOutcome":
         return self.map(lambda x: x[:, index], lambda x: x)
 
-    def rows(self, index: slice | Tensor) -> "Outcome":
+    def rows(self, index: slice | Tensor) -> "CallOutcome":
         return self.map(lambda x: x[index], lambda x: x[index])
 
-    def tokens(self, mask: Tensor) -> "Outcome":
+    def tokens(self, mask: Tensor) -> "CallOutcome":
         return self.map(lambda x: x[mask], lambda x: x)
 
-    def pack(self, lengths: Tensor) -> "Outcome":
+    def pack(self, lengths: Tensor) -> "CallOutcome":
         return self.map(lambda x: pack_tokens(x, lengths), lambda x: x)
 
 
@@ -101,6 +103,19 @@ class Primitive:
         except Exception:  # a law will report it
             return bool(call.inputs)
 
+    @cached_property
+    def is_by_position(self) -> bool:
+        """Whether it needs no ``cu_seqlens``: it has none, and flattened tokens give the flattened result."""
+        if "cu_seqlens" in self.data or any(layout_of(name) != "token" for name in self.inputs):
+            return False
+        data = {name: make_batch(0).data[name] for name in self.required}
+        try:
+            flat = self.fn(**{name: x.flatten() for name, x in data.items()}, **self.hyperparameters)
+            padded = self.fn(**data, **self.hyperparameters)
+        except Exception:  # a law will report it
+            return False
+        return flat.dim() == 1 and padded.dim() == 2 and torch.allclose(flat, padded.flatten(), equal_nan=True)
+
     @property
     def layouts(self) -> tuple[str, ...]:
         """``padded``, and ``packed`` if it has a parameter ``cu_seqlens``."""
@@ -128,16 +143,15 @@ class Primitive:
     def call(self, batch: Batch, names: tuple[str, ...], **changes: Any) -> Any:
         """The function on these data of the batch; ``changes`` override hyperparameters and data."""
         data = {name: batch.data[name] for name in names}
-        if batch.packed:
-            assert "cu_seqlens" in self.data, "it has no parameter cu_seqlens, expected one for packed sequences"
+        if batch.packed and not self.is_by_position:
+            assert "cu_seqlens" in self.data, NO_CU_SEQLENS
             data["cu_seqlens"] = batch.data["cu_seqlens"]
         return self.fn(**{**data, **self.hyperparameters, **changes})
 
-    def run(self, batch: Batch, names: tuple[str, ...], **changes: Any) -> Outcome:
+    def run(self, batch: Batch, names: tuple[str, ...], **changes: Any) -> CallOutcome:
         """Call it on new leaf tensors, and return value and gradients."""
-        leaves = {
-            name: batch.data[name].detach().clone().requires_grad_() for name in names if name in self.differentiable
-        }
+        inputs = [name for name in names if name in self.differentiable]
+        leaves = {name: batch.data[name].detach().clone().requires_grad_() for name in inputs}
         value = self.call(batch.replace(**leaves), names, **changes)
         assert isinstance(value, Tensor), f"returned {type(value).__name__}, expected one Tensor"
         layout = _layout(value, batch)
@@ -147,14 +161,12 @@ class Primitive:
             cotangent = torch.ones_like(value) if layout is None else batch.data[f"{layout}_cotangent"].to(value.dtype)
             found = torch.autograd.grad(value, tuple(leaves.values()), cotangent, allow_unused=True)
             gradients = or_zeros(leaves, found)
-        return Outcome(value.detach(), layout, gradients)
+        return CallOutcome(value.detach(), layout, gradients)
 
 
 def _layout(value: Tensor, batch: Batch) -> Layout | None:
-    rows = batch.data["group_ids"].shape
-    shapes: dict[tuple[int, ...], Layout | None] = {(): None, tuple(rows): "row", tuple(batch.mask.shape): "token"}
-    assert tuple(value.shape) in shapes, (
-        f"the result has shape {tuple(value.shape)}, expected {tuple(batch.mask.shape)} (per token), "
-        f"{tuple(rows)} (per row) or () (a scalar)"
-    )
-    return shapes[tuple(value.shape)]
+    rows, tokens, got = (tuple(x.shape) for x in (batch.data["group_ids"], batch.mask, value))
+    shapes: dict[tuple[int, ...], Layout | None] = {(): None, rows: "row", tokens: "token"}
+    what = f"the result has shape {got}, expected {tokens} (per token), {rows} (per row) or () (a scalar)"
+    assert got in shapes, what
+    return shapes[got]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 
-SECONDS = 60.0
-"""The time that a rank waits for the others."""
+SECONDS = 60.0  # that a rank waits for the others
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,8 @@ def _described(x: Any) -> str:
 def on_ranks(function: Callable[..., Result], *per_rank: Sequence[Any]) -> list[Result]:
     """Call ``function(rank, *arguments)`` on several ranks at once, and return the results in the ranks' order.
 
-    A rank is a thread, so a test needs no process group. ``rank.all_reduce``, ``all_reduce_max`` and ``all_gather`` are
-    the callables that functions of shards take. If a rank raises, the others end too. It is an error if the ranks do
-    not make the same calls in the same order; on a cluster they would wait for ever.
+    A rank is a thread, so a test needs no process group. If a rank raises, the others end too. It is an error if the
+    ranks do not make the same calls in the same order; on a cluster they would wait for ever.
 
     >>> def mean(rank, x):
     ...     return rank.all_reduce(x) / rank.count

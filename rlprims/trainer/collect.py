@@ -49,7 +49,7 @@ class _Batch:
     """The greedy responses, as baselines."""
 
     def rows(self) -> list[DataProto]:
-        """The rows of the groups that were passed, in the order of their numbers, whatever the order of their ends."""
+        """The rows of the groups that were passed, in the order of their numbers."""
         return [self.passed[number][0] for number in sorted(self.passed)]
 
     def dropped(self) -> list[tuple[DataProto, str]]:
@@ -104,11 +104,7 @@ class Collector:
     # What the trainer calls.
 
     def take(self) -> Collected:
-        """The next batch, or the error in its sampling.
-
-        Raises:
-            SamplingExhausted: the filter keeps too few groups.
-        """
+        """The next batch, or the error in its sampling, such as SamplingExhausted."""
         ahead, self._ahead = self._ahead, None
         return self._whole_batch() if ahead is None else ahead.result()
 
@@ -120,10 +116,7 @@ class Collector:
             self._ahead = self._start(self._whole_batch)
 
     def wait(self) -> None:
-        """Wait until nothing is sampled with the old weights; an error of the next batch is raised by its ``take``.
-
-        With the pace "updates" it waits for nothing: running groups continue with the new weights.
-        """
+        """Wait until nothing is sampled with the old weights; with the pace "updates" groups continue with new ones."""
         if self.pace == "updates":
             self._schedule.updated()
         elif self._ahead is not None:
@@ -163,7 +156,7 @@ class Collector:
         except SamplingExhausted as error:
             scorers = [reward.path for reward in self.config.verifiers()]
             counts = counts_of(batch.rows(), self.config.score_parts)
-            raise SamplingExhausted(counts.explain(str(error), scorers)) from None
+            raise SamplingExhausted(counts.explain(str(error), scorers, self.config.data.environment)) from None
         self.sampling.surplus.sort(key=_number)
         groups = self.sampling.take()
         surplus = [rows for rows in self.surplus if _number(rows) >= batch.first_group]
@@ -174,11 +167,7 @@ class Collector:
         return Collected(groups, batch.dropped(), surplus, metrics)
 
     def _is_full(self, batch: _Batch) -> bool:
-        """Whether the batch can be trained on.
-
-        Raises:
-            SamplingExhausted: the limit of generation batches is reached.
-        """
+        """Whether the batch can be trained on. Raises SamplingExhausted at the limit of generation batches."""
         self.sampling.generation_batches = len(batch.passed) // generation_limits(self.config)[0]
         return self.sampling.full
 
@@ -208,10 +197,7 @@ class Collector:
         self._begin_again = []
 
     def _finish_groups(self, batch: _Batch) -> None:
-        """Wait until groups are complete, and filter them: those of a round together, in a stream one at a time.
-
-        In a stream a group that is dropped is replaced before the next one is filtered.
-        """
+        """Wait until groups are complete, and filter them: those of a round together, in a stream one at a time."""
         assert self._source is not None
         if not self._scored:
             self._scored = self._next_scored(self._source, batch.clock)
@@ -303,9 +289,7 @@ class Collector:
 def _accumulator(config: Config) -> DynamicSampling[DataProto]:
     limits, (_, batches) = config.algorithm.filter, generation_limits(config)
     return DynamicSampling(
-        groups=config.prompts_per_step,
-        max_generation_batches=batches,
-        at_limit=limits.at_limit if limits else "error",
+        groups=config.prompts_per_step, max_generation_batches=batches, at_limit=limits.at_limit if limits else "error"
     )
 
 

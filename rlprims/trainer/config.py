@@ -1,15 +1,16 @@
 """The settings of a run that samples and trains. Those of sampling and scoring stand with these features."""
 
 import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, model_validator
 
 from rlprims import algorithms, rewards
 from rlprims.execution import OptimizerConfig
 from rlprims.runs.config import EvaluationSteps, Section, load_as
+from rlprims.trainer.evaluation import METRIC, Vote
 from rlprims.trainer.scoring.settings import COMPUTED
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
@@ -22,54 +23,68 @@ _NOT_COMPUTED = {"action_ids", "continuation_values", "expert_mask", "process_re
 class CriticConfig(Section):
     """Settings of the critic's training, if the algorithm has a critic."""
 
-    optimizer: OptimizerConfig | None = Field(default=None, description="null: that of the policy")
-    warmup_steps: int = Field(default=0, ge=0, description="first steps, which train only the critic")
+    optimizer: OptimizerConfig | None = Field(default=None, description="null: the settings of the policy's optimizer")
+    warmup_steps: int = Field(default=0, ge=0, description="number of first steps in which only the critic is trained")
 
 
 class EvaluationConfig(EvaluationSteps):
     """Settings of the evaluation by responses to questions."""
 
-    samples: int = Field(default=4, ge=1, description="sampled responses per question, in addition to the greedy one")
-    limit: int | None = Field(default=None, ge=1, description="questions; null: all")
-    num_examine: int = Field(default=0, ge=0, description="greedy responses of each data source that are printed")
-    vote: Literal["boxed", "number", "tag", "text"] | None = Field(
+    samples: int = Field(default=4, ge=1, description="sampled responses per question, besides the greedy one")
+    limit: int | None = Field(default=None, ge=1, description="number of questions; null: all")
+    print_samples: int = Field(default=0, ge=0, description="greedy responses that are printed for each data source")
+    vote: Vote | None = Field(
         default=None,
-        description="function that extracts the answer of a response, for maj@k, the majority of k; null: no maj@k",
+        description="the part of a response that is its answer, for maj@k, a majority of k responses: boxed its last "
+        "\\boxed{}, number its last number, tag its last <answer>, text the whole; null: no maj@k",
     )
     best: str | None = Field(
         default=None,
-        description="metric of an evaluation, such as sampled/acc; the checkpoint with its largest value is kept",
+        description="metric of an evaluation, such as sampled/acc; the checkpoint with its largest value is kept "
+        "besides the newest, and best.json names it",
     )
     stop_at: float | None = Field(default=None, description="value of best at which the run ends")
     patience: int | None = Field(
-        default=None, ge=1, description="the run ends after this many evaluations without a larger value of best"
+        default=None, ge=1, description="number of evaluations without a larger best after which the run ends"
     )
 
     @model_validator(mode="after")
     def _best_is_named(self) -> "EvaluationConfig":
         if self.best is None and (self.stop_at is not None or self.patience is not None):
             raise ValueError("stop_at and patience need a metric: write best: sampled/acc")
+        if self.best is not None and not re.fullmatch(METRIC, self.best):
+            raise ValueError(f"best: no metric {self.best!r}; sampled/acc, greedy/acc and sampled/pass@2 are some")
         return self
 
 
 class Config(SamplingSettings):
     """All settings of a run."""
 
-    steps: int = Field(default=100, ge=1)
-    recompute_log_probs: int = Field(
+    of_another_command = ("loss", "fit")
+
+    steps: int = Field(default=100, ge=1, description="training batches")
+    recompute_log_probs_every: int = Field(
         default=1,
         ge=1,
-        description="recompute old_log_probs every this many steps, and compare them with the sampler's; other steps "
-        "use the sampler's",
+        description="steps between two in which the trainer computes old_log_probs; in the others they are the "
+        "sampler's, which saves a forward pass of the batch. Above 1: only with execution: local, and always with "
+        "end_at_mismatch",
+    )
+    end_at_mismatch: bool = Field(
+        default=False,
+        description="a step ends the run if mismatch_max is above 0.02 nats (float16: 0.6, bfloat16: 3) or "
+        "mismatch_ess below 0.9, of tokens of the newest weights; false: a warning in the terminal",
     )
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    record_rollouts: bool = Field(default=True, description="write every sample to rollouts/")
-    record_rollouts_every: int = Field(default=1, ge=1, description="steps; a replay needs every one")
-    compress_rollouts: bool = Field(
-        default=False, description="write rollouts/*.jsonl.gz, which the same commands read"
+    record_rollouts: bool = Field(default=True, description="write every sample to rollouts/, during the next step")
+    record_rollouts_every: int = Field(
+        default=1, ge=1, description="steps between two recorded ones; a replay needs all"
     )
-    num_examine: int = Field(default=0, ge=0, description="samples of each data source that are printed in each step")
+    compress_rollouts: bool = Field(default=False, description="write rollouts/*.jsonl.gz, read by the same commands")
+    print_samples: int = Field(
+        default=0, ge=0, description="samples that are printed for each data source in each step, with every score"
+    )
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> "Config":
@@ -78,48 +93,40 @@ class Config(SamplingSettings):
                 f"prompts_per_step={self.prompts_per_step} is not divisible by "
                 f"algorithm.mini_batches={self.algorithm.mini_batches}: every optimizer step needs whole groups"
             )
-        differ = self.execution != "local" or self.staleness or self.replay is not None
-        if self.recompute_log_probs > 1 and differ:
+        differ = self.execution != "local" or self.max_staleness or self.replay is not None
+        if self.recompute_log_probs_every > 1 and differ:
             raise ValueError(
-                f"recompute_log_probs={self.recompute_log_probs} uses the sampler's log-probs as the trainer's: it "
-                "needs execution: local, staleness: 0 and no replay; use 1"
+                f"recompute_log_probs_every={self.recompute_log_probs_every} uses the sampler's log-probs as the "
+                "trainer's: it needs execution: local, max_staleness: 0 and no replay; use 1"
             )
         check_teacher(self)
-        self._check_optimizers()
+        used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
+        if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
+            raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:
-                    raise ValueError(
-                        f"unscored: leave_out needs an estimator that takes valid_rows, and {part.path} does not: "
-                        "use drop_group"
-                    )
+                    need = f"an estimator that takes valid_rows, and {part.path} does not"
+                    raise ValueError(f"unscored: leave_out needs {need}: use drop_group")
         plays = self.data.environment is not None
         if not plays and (missing := sorted(self.algorithm.needs & _COMPUTED_FROM_TURNS)):
             raise ValueError(f"the algorithm needs {missing}, which only an environment gives: set data.environment")
         if missing := sorted(self.algorithm.needs & _NOT_COMPUTED):
-            raise ValueError(
-                f"the algorithm needs {missing}, which nothing in a run computes: call its parts in a loop of your own"
-            )
+            raise ValueError(f"the algorithm needs {missing}, which nothing in a run computes: write your own loop")
         errors = [message for severity, message in algorithms.check(self.algorithm) if severity == "error"]
         if errors:
             raise ValueError("; ".join(errors))
         return self
 
-    def _check_optimizers(self) -> None:
-        used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
-        if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
-            raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
-
     def warnings(self) -> list[str]:
         """Settings that are allowed but probably not intended."""
         messages = [message for severity, message in algorithms.check(self.algorithm) if severity == "warning"]
         for part in self.algorithm.score_shaping:
-            length = dict(part.bound).get("max_length", self.sampling.max_new_tokens)
-            if part.fn is rewards.overlong_penalty and length != self.sampling.max_new_tokens:
-                messages.append(
-                    f"overlong_penalty has max_length={length}, and responses end at "
-                    f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
-                )
+            limit = self.sampling.max_new_tokens
+            length = dict(part.bound).get("max_length", limit)
+            if part.fn is rewards.overlong_penalty and length != limit:
+                ends = f"responses end at sampling.max_new_tokens={limit}"
+                messages.append(f"overlong_penalty has max_length={length}, and {ends}")
         plays = self.data.environment is not None
         unknown = sorted(self.algorithm.needs - COMPUTED - (_COMPUTED_FROM_TURNS if plays else set()))
         if unknown:
@@ -127,9 +134,9 @@ class Config(SamplingSettings):
             messages.append(
                 f"the algorithm needs {unknown}, which the trainer does not compute: {source}, one number per response"
             )
-        if self.staleness and "rollout_log_probs" not in self.algorithm.needs:
+        if self.max_staleness and "rollout_log_probs" not in self.algorithm.needs:
             messages.append(
-                f"staleness: {self.staleness} trains on samples of older weights, and nothing in "
+                f"max_staleness: {self.max_staleness} trains on samples of older weights, and nothing in "
                 f"{self.algorithm.name} corrects it: add corrections: [rlprims.corrections.tis], or use a loss that "
                 "reads rollout_log_probs"
             )

@@ -3,18 +3,18 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from rlprims.algorithms import Use
+from rlprims.algorithms import BoundFunction
 from rlprims.environments import CallStyle
 from rlprims.filters import DifficultyPools
 from rlprims.runs.config import check_template
 from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
-from rlprims.runs.rows import BadRows, RowsConfig, read_rows
+from rlprims.runs.rows import BadRows, OnDisk, RowsConfig, read_rows
 from rlprims.turns.tokens import checked_messages, checked_tools, encode, text_ids
 
 
@@ -25,34 +25,37 @@ class DataConfig(RowsConfig):
     answer: str = Field(default="answer", description="field that holds the answer")
     source: str = Field(
         default="data_source",
-        description="field by whose values metrics are reported; rows without it: the file's name",
+        description="field that results are reported by; rows without it: the file's name",
     )
     template: str = Field(
-        default="{question}", description="text with {question} in it, or chat: the tokenizer's template"
+        default="{question}",
+        description="text with {question} in it, or chat: the tokenizer's template, which messages always have",
     )
     overlong_prompts: Literal["filter", "truncate", "error"] = Field(
-        default="filter", description="truncate: the beginning is cut off"
+        default="filter",
+        description="filter leaves the row out, truncate keeps the prompt's end; both are counted",
     )
-    teacher: str | None = Field(
-        default=None, description="field with the name of the row's teacher, if there are several"
-    )
+    teacher: str | None = Field(default=None, description="field that names the row's teacher, if there are several")
     teacher_template: str | None = Field(
         default=None,
         description="prompt of the teacher only, instead of the question: text with {question}, {FIELD} of the row, "
         "and {sibling}, another correct response of the group; null: the same prompt",
     )
-    teacher_success: float = Field(default=1.0, description="the least score of a response for {sibling}")
-    environment: Use | None = Field(
+    teacher_success: float = Field(default=1.0, description="the lowest score of a response shown as {sibling}")
+    environment: BoundFunction | None = Field(
         default=None,
-        description="class of an environment; its parameters are fields of the row; null: a single response",
+        description="class of an environment, whose arguments are the fields of a row; {fn: my_module.Env, most: 3} "
+        "sets others; null: one response for each prompt, which the verifier scores",
     )
     pools: dict[str, tuple[float, float]] | None = Field(
         default=None,
-        description="pools of prompts by solve rate, see filters.DifficultyPools: name to (least solve rate, weight in "
-        "the draw of prompts); null: every prompt once per epoch",
+        description="prompts are drawn by how often they were solved (filters.DifficultyPools): name to (lowest solve "
+        "rate, weight in the draw), such as {open: [0.0, 1.0], mastered: [1.0, 0.0]}; null: every prompt once in an "
+        "epoch",
     )
     calls: CallStyle | None = Field(
-        default=None, description="how tool calls are written; null: json with the chat template, else tags"
+        default=None,
+        description="how tool calls are written: json, xml or tags; null: json with the chat template, otherwise tags",
     )
 
     @field_validator("pools")
@@ -91,7 +94,7 @@ class Example(NamedTuple):
 class Examples(NamedTuple):
     """The questions of a file, and how many were left out or cut."""
 
-    rows: list[Example]
+    rows: Sequence[Example]
     filtered: int
     truncated: int
     bad: BadRows
@@ -108,17 +111,11 @@ def load_examples(
     max_prompt_length: int,
     check: Callable[[Any, str, Mapping[str, Any]], None] = lambda answer, source, fields: None,
 ) -> Examples:
-    """Read, check and tokenize every row; ``check`` raises a ValueError for an answer that cannot be scored.
-
-    Raises:
-        ValueError: the file does not exist or is empty; a row lacks a field, or its template refuses it, and
-            ``on_bad_row`` is stop; or, with ``overlong_prompts: error``, a prompt is longer than the limit. The message
-            has file and row.
-    """
-    bad, rows = BadRows(path, config.on_bad_row), list[Example]()
+    """Read, check and tokenize every row; ``check`` raises a ValueError for an answer that cannot be scored."""
+    bad, rows = BadRows(path, config.on_bad_row), OnDisk(lambda values: Example(*values))
     reader: Reader | None = None
     filtered = truncated = 0
-    name = Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
+    name = source_of(path)
     for place, row in read_rows(path, bad):
         reader = reader or Reader(config, tokenizer, row, check)
         try:
@@ -133,8 +130,7 @@ def load_examples(
                 filtered += 1
                 continue
             truncated += 1
-            example = example._replace(prompt_ids=example.prompt_ids[-max_prompt_length:])
-        rows.append(example)
+        rows.append(example._replace(prompt_ids=example.prompt_ids[-max_prompt_length:]))
     bad.check()
     if not rows:
         reason = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
@@ -142,26 +138,23 @@ def load_examples(
     return Examples(rows, filtered, truncated, bad, reader.fields.described if reader else None)
 
 
+def source_of(path: Path) -> str:
+    """The source of rows that have none: the file's name."""
+    return Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
+
+
 class Reader:
     """Makes examples of the rows of a file, whose layout the first row shows."""
 
     def __init__(
-        self,
-        config: DataConfig,
-        tokenizer: Any,
-        first: Mapping[str, Any],
-        check: Callable[[Any, str, Mapping[str, Any]], None],
+        self, config: DataConfig, tokenizer: Any, first: Mapping[str, Any], check: Callable[..., None]
     ) -> None:
         own, needed = ("question", "answer", "source", "tools"), ("question", "answer")
         self.fields = fields_of(config, "prompts", first, own, needed if config.environment is None else ())
         self.config, self.tokenizer, self.check = config, tokenizer, check
 
     def example(self, row: dict[str, Any], name: str) -> Example:
-        """The example of a row; ``name`` is the source of rows that have none.
-
-        Raises:
-            ValueError: the row cannot be used.
-        """
+        """The example of a row; ``name`` is the source of rows that have none."""
         config, paths = self.config, self.fields.paths
         source = value_at(row, paths["source"])
         source = name if source is MISSING else str(source)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
-from rlprims.runs.steps import Step
+from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.loop import Trainer
@@ -21,12 +21,9 @@ _SHOWN = 3
 
 
 def filter_note(config: Config, example: Example) -> str | None:
-    """A note about the column that the filter reads, before any evaluation or training.
+    """A note about the column that the filter reads; None if it is that of the config.
 
-    None if it is the column in the config. The verifier scores one response, which is the answer itself.
-
-    Raises:
-        ValueError: the verifier returns only one number, and the filter reads another column.
+    The verifier scores one response, which is the answer itself. If it returns one number, another column is an error.
     """
     algorithm = config.algorithm
     limits = algorithm.filter
@@ -56,8 +53,7 @@ def filter_note(config: Config, example: Example) -> str | None:
 class EqualScores:
     """A hook that prints a note and some responses after the first steps if all their scores were equal.
 
-    A policy gradient compares responses: if all have the same score, every advantage of a group is 0. The scores are
-    the shaped ones, so a length penalty counts as a difference. Responses without a score are ignored.
+    The scores are the shaped ones, so a length penalty counts as a difference. Responses without a score are ignored.
     """
 
     def __init__(self, console: Console) -> None:
@@ -65,7 +61,7 @@ class EqualScores:
         self.scores: list[torch.Tensor] = []
         self.steps_seen = 0
 
-    def __call__(self, trainer: Trainer, step: Step) -> None:
+    def __call__(self, trainer: Trainer, step: StepResult) -> None:
         if step.number > _STEPS or step.number != self.steps_seen + 1:
             return
         self.steps_seen = step.number
@@ -79,14 +75,12 @@ class EqualScores:
             self._print_note(len(scores), float(scores[0]), step.batch)
 
     def _print_note(self, count: int, score: float, batch: DataProto) -> None:
-        self.console.print(
+        text = (
             f"every score of the first {_STEPS} steps is {score:g} ({count} responses): nothing can be learned from "
             "them. Does the prompt have the form that the model expects (data.template: chat)? Is the answer within "
-            "sampling.max_new_tokens? Does the verifier find it? Is the task too hard, or too easy?",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
+            "sampling.max_new_tokens? Does the verifier find it? Is the task too hard, or too easy?"
         )
+        self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
         groups = batch["group"].tolist()
         firsts = [groups.index(group) for group in dict.fromkeys(groups)]
         others = [row for row in range(len(batch)) if row not in firsts]

@@ -16,11 +16,15 @@ from rlprims.rewards.verifiers._numbers import last_number
 from rlprims.rewards.verifiers._tags import boxed, tagged
 from rlprims.trainer.data import Example
 from rlprims.trainer.scoring.columns import first_rows
-from rlprims.trainer.scoring.rewards import verify
-from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig
 from rlprims.trainer.sources.group import Group, GroupSource, take_round
 
 Vote: TypeAlias = Literal["boxed", "number", "tag", "text"]
+
+METRIC = (
+    r"greedy/acc(_low|_high)?|sampled/(pass|(acc|(pass|maj)@\d+)(_low|_high)?)"
+    r"|(greedy|sampled)/(acc/.+|unscored|length|truncated|turns|tool_calls)"
+)
+"""The name of a metric of an evaluation."""
 
 SEED_OFFSET = 2**32
 """Evaluation has its own random numbers, so that more evaluations do not change the training."""
@@ -30,11 +34,11 @@ def evaluate(
     open_source: Callable[[Sampling], GroupSource],
     examples: Sequence[Example],
     *,
-    verifier: RewardConfig,
-    scoring: ScoringConfig,
+    score: Callable[[DataProto], DataProto],
     sampling: Sampling,
     samples: int,
     show: Callable[[DataProto], None] = lambda rows: None,
+    begins: Callable[[str], None] = lambda what: None,
     vote: Vote | None = None,
 ) -> dict[str, float]:
     """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
@@ -43,27 +47,28 @@ def evaluate(
     ``vote`` there is ``maj@k`` too, up to k of ``samples``: see :func:`rlprims.diagnostics.majority_at_k`. Each of
     these and ``acc`` has the normal 95 % interval of its mean over questions: ``acc_low``, ``acc_high``.
 
-    The accuracy is the verifier's column ``acc``, or its score; the other rewards of the training are not in it. A
-    response that could not be scored counts as wrong. ``show`` is called with the greedy responses. If an environment
-    scores them, the metrics also have the means of ``turns`` and ``tool_calls``.
+    ``score`` adds a verifier's columns to rows without scores. The accuracy is its column ``acc``, or its score; the
+    other rewards of the training are not in it. A response that could not be scored counts as wrong. ``show`` is called
+    with the greedy responses, and ``begins`` with what is sampled next. If an environment scores them, there are the
+    means of ``turns`` and ``tool_calls`` too.
     """
 
     def respond_to_all(copies: int, settings: Sampling) -> DataProto:
+        begins(f"sampling {copies} x {len(examples)} responses at temperature {settings.temperature:g}")
         each = enumerate(examples)
         groups = [Group(i, example, range(i * copies, (i + 1) * copies)) for i, example in each]
         rows = take_round(open_source(settings), groups)
-        return rows if "scores" in rows else verify(verifier, rows, scoring)
+        return rows if "scores" in rows else score(rows)
 
     greedy_rows = respond_to_all(1, sampling.greedy())
     show(greedy_rows)
-    greedy = _metrics(greedy_rows, 1)
-    sampled = _metrics(respond_to_all(samples, sampling), samples, vote)
-    return {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")} | {
-        f"sampled/{k}": v for k, v in sampled.items()
-    }
+    greedy = metrics_of(greedy_rows, 1)
+    sampled = metrics_of(respond_to_all(samples, sampling), samples, vote)
+    metrics = {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")}
+    return metrics | {f"sampled/{k}": v for k, v in sampled.items()}
 
 
-def _metrics(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[str, float]:
+def metrics_of(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[str, float]:
     lengths = torch.zeros(len(rows)).index_add(0, dense_ids(rows["sample_id"]), rows["response_mask"].sum(-1).float())
     rows = first_rows(rows)
     correct = rows["acc"] if "acc" in rows else rows["scores"]
@@ -105,11 +110,7 @@ def answer_of(response: str, vote: Vote) -> Hashable | None:
     """
     if vote == "number":
         return last_number(response)
-    text: str | None = response
-    if vote == "boxed":
-        text = boxed(response)
-    elif vote == "tag":
-        text = tagged(response, "answer")
+    text = boxed(response) if vote == "boxed" else tagged(response, "answer") if vote == "tag" else response
     return None if text is None else "".join(text.split())
 
 

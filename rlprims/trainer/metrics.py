@@ -4,7 +4,7 @@ from rlprims import diagnostics
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.grouping import dense_ids
-from rlprims.trajectories import join
+from rlprims.trajectories import join_rows
 from rlprims.types import Metrics
 
 
@@ -13,11 +13,11 @@ def _responses(batch: DataProto) -> Metrics:
     scored = batch["scores"].isfinite()
     scores, mask = batch["scores"][scored], batch["response_mask"][scored]
     if "trajectory_ids" not in batch:
-        return diagnostics.responses(scores, mask)
-    joined = join(dense_ids(batch["trajectory_ids"][scored]), mask)
+        return diagnostics.response_stats(scores, mask)
+    joined = join_rows(dense_ids(batch["trajectory_ids"][scored]), mask)
     count = int(joined.exists.sum())
     cu_seqlens = joined.cu_seqlens[: count + 1]
-    return diagnostics.responses(joined.rows(scores)[:count], joined.tokens(mask), cu_seqlens)
+    return diagnostics.response_stats(joined.rows(scores)[:count], joined.tokens(mask), cu_seqlens)
 
 
 def batch_metrics(batch: DataProto, *, weights_version: int) -> dict[str, float]:
@@ -25,18 +25,18 @@ def batch_metrics(batch: DataProto, *, weights_version: int) -> dict[str, float]
     mask = batch["response_mask"]
     metrics = _responses(batch)
     metrics["trained_score"] = metrics.pop("score")
-    metrics["truncated"] = diagnostics.share(batch["ended"] == Ended.LENGTH)
+    metrics["truncated"] = diagnostics.fraction(batch["ended"] == Ended.LENGTH)
     for code in set(batch["ended"].tolist()) - {Ended.STOP, Ended.LENGTH}:
-        metrics[f"ended/{Ended(code).label}"] = diagnostics.share(batch["ended"] == code)
-    metrics["advantage_abs"] = diagnostics.token_mean(batch["advantages"].abs(), mask)
+        metrics[f"ended/{Ended(code).label}"] = diagnostics.fraction(batch["ended"] == code)
+    metrics["advantage_abs"] = diagnostics.mean_over_tokens(batch["advantages"].abs(), mask)
     if "old_log_probs" in batch:
         metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)
         metrics |= _largest_mismatch(batch)
     if "teacher_log_probs" in batch:  # an estimate of KL(student || teacher), before the update
         gap = batch["rollout_log_probs"] - batch["teacher_log_probs"]
-        metrics["teacher_kl"] = diagnostics.token_mean(gap, mask)
+        metrics["teacher_kl"] = diagnostics.mean_over_tokens(gap, mask)
     if "teacher_mask" in batch:
-        metrics["teacher_rows"] = diagnostics.share(batch["teacher_mask"].any(-1))
+        metrics["teacher_rows"] = diagnostics.fraction(batch["teacher_mask"].any(-1))
     if "returns" in batch:
         metrics["explained_variance"] = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
     age = weights_version - batch["weights_version"]
@@ -45,16 +45,10 @@ def batch_metrics(batch: DataProto, *, weights_version: int) -> dict[str, float]
 
 
 def _largest_mismatch(batch: DataProto) -> Metrics:
-    """The largest mismatch in rows of the newest weights, and, separately, in rows of older weights.
-
-    The first one is an error of sampler or trainer; the second one also has the effect of the updates in between.
-    """
+    """The largest mismatch in rows of the newest weights, and in rows of older ones, which also differ by updates."""
     columns, versions = (batch["old_log_probs"], batch["rollout_log_probs"]), batch["weights_version"]
     older = (versions < versions.max())[:, None] & batch["response_mask"]
     newest = diagnostics.sampler_mismatch(*columns, batch["response_mask"] & ~older)["mismatch_max"]
     if not older.any():
         return {"mismatch_max": newest}
-    return {
-        "mismatch_max": newest,
-        "mismatch_max_stale": diagnostics.sampler_mismatch(*columns, older)["mismatch_max"],
-    }
+    return {"mismatch_max": newest, "mismatch_max_stale": diagnostics.sampler_mismatch(*columns, older)["mismatch_max"]}

@@ -1,11 +1,11 @@
 """A run from its config to its summary."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -15,18 +15,19 @@ from rlprims.reports.progress import ProgressLine, print_samples
 from rlprims.runs.best_checkpoint import Best
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import writing
-from rlprims.runs.end_tokens import end_token_mismatch, load_end_tokens
+from rlprims.runs.end_tokens import load_tokenizer
 from rlprims.runs.loggers import check_loggers
 from rlprims.runs.metrics import worker_metrics
 from rlprims.runs.rows import report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
-from rlprims.runs.steps import Hook, Step
+from rlprims.runs.steps import Hook, StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Examples, load_examples
 from rlprims.trainer.early_warnings import EqualScores, filter_note
 from rlprims.trainer.evaluation import SEED_OFFSET, evaluate
 from rlprims.trainer.loop import Trainer
-from rlprims.trainer.scoring.rewards import answer_check
+from rlprims.trainer.mismatch import Bounds
+from rlprims.trainer.scoring.rewards import answer_check, verify
 from rlprims.trainer.sources import sources_of
 from rlprims.trainer.sources.replay import Replay
 
@@ -42,25 +43,11 @@ class Parts(NamedTuple):
     """The processes that run the models, also if the execution replays a recording."""
 
 
-class _Backend(Models, Observable, Protocol):
-    """Both protocols, as the local execution and the Ray execution implement them."""
-
-
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
     """Build the parts of a run. ``weights`` replaces ``model.path``."""
-    from transformers import AutoConfig, AutoTokenizer
-
     prepare_process(config.threads)
     path = weights or config.model.path
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        window = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", 2**31)
-    except (OSError, ValueError) as error:
-        from rlprims.execution.hf._models import only_in_shards
-
-        raise ValueError(
-            f"model.path: cannot load {path!r}: {str(error).splitlines()[0]}{only_in_shards(path)}"
-        ) from None
+    tokenizer, ends, window = load_tokenizer(path, console, packing=config.model.packing)
     longest = window - config.sampling.max_new_tokens
     limit = min(longest, config.data.max_prompt_length or longest)
     if limit < 1:
@@ -70,29 +57,21 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
         )
     training = _load(config.data.train, config, tokenizer, limit, console)
     evaluation = _load(config.data.eval, config, tokenizer, limit, console) if config.data.eval else None
-    if (wrong := end_token_mismatch(*load_end_tokens(path))) is not None:
-        console.print(f"warning: {path}: {wrong}", style="yellow", highlight=False, soft_wrap=True)
     backend = _backend(config, path, tokenizer, console)
-    execution: Models = backend
+    execution = backend
     if config.replay is not None:
-        replay: Any = Replay(
-            backend,
-            config.replay,
-            seed=config.seed,
-            scores=config.replay_scores,
-            tokenizer=tokenizer,
-            end_ids=load_end_tokens(path)[1],
-        )
-        execution = replay  # it has every attribute of the backend
+        known: dict[str, Any] = {"scores": config.replay_scores, "tokenizer": tokenizer, "end_ids": ends}
+        execution = Replay(backend, config.replay, seed=config.seed, **known)  # it has every attribute of the backend
     return Parts(tokenizer, training, evaluation, execution, backend)
 
 
-def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> _Backend:
+def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any:
     upc = config.algorithm.updates_per_batch
     model = config.model.model_copy(update={"path": path})
     run: RunNeeds = {
         "algorithm": config.algorithm,
         "temperature": config.sampling.temperature,
+        "sampling": config.sampling,
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
         "critic_updates": config.steps * upc,
@@ -124,7 +103,9 @@ def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Conso
     return examples
 
 
-def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, float]:
+def evaluate_parts(
+    config: Config, parts: Parts, console: Console, *, begins: Callable[[str], None] = lambda what: None
+) -> dict[str, float]:
     """The metrics of the evaluation split; prints as many of its responses as the config says."""
     if parts.evaluation is None:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
@@ -133,17 +114,19 @@ def evaluate_parts(config: Config, parts: Parts, console: Console) -> dict[str, 
     return evaluate(
         sources_of(config, parts.execution, parts.tokenizer, examples, seed=seed),
         examples,
-        verifier=config.evaluation_verifier,
-        scoring=config.scoring,
+        score=lambda rows: verify(config.evaluation_verifier, rows, config.scoring),
         sampling=config.sampling,
         samples=config.evaluation.samples,
         vote=config.evaluation.vote,
-        show=lambda rows: print_samples(console, "evaluation", [rows], config.evaluation.num_examine),
+        show=lambda rows: print_samples(console, "evaluation", [rows], config.evaluation.print_samples),
+        begins=begins,
     )
 
 
 def start(config: Config, console: Console) -> int:
     """Start a new run; returns the exit code."""
+    from rlprims.execution.hf._router_loss import router_note
+
     for warning in config.warnings():
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
@@ -152,17 +135,14 @@ def start(config: Config, console: Console) -> int:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = build(config, console)
         with closing(parts.execution):
-            if note := filter_note(config, parts.training.rows[0]):
+            for note in filter(None, (filter_note(config, parts.training.rows[0]), router_note(config.model))):
                 console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
             run.begin(config)
             return _RlRun(config, run, parts, console).run()
 
 
 def resume(run: RunDirectory, config: Config, console: Console, *, overrides: Sequence[str] = ()) -> int:
-    """Continue from the newest complete checkpoint with the same numbers; returns the exit code.
-
-    A run that ended before its first checkpoint begins again. A config with overrides is recorded.
-    """
+    """Continue from the newest complete checkpoint with the same numbers; returns the exit code."""
     check_loggers(config)
     checkpoint = lock_and_find_checkpoint(run, console)
     with on_interrupt(console, f"stopped during the start: {run.path} is unchanged"):
@@ -177,20 +157,16 @@ class _RlRun(Run):
         self.config, self.parts = config, parts
         self.trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
         self.recording_tokenizer = deepcopy(parts.tokenizer)  # two threads cannot use one tokenizer
-        best = Best(
-            config.evaluation.best,
-            run.path / "best.json",
-            stop_at=config.evaluation.stop_at,
-            patience=config.evaluation.patience,
-        )
+        asked = config.evaluation
+        best = Best(asked.best, run.path / "best.json", stop_at=asked.stop_at, patience=asked.patience)
         super().__init__(config, run, parts.execution, parts.workers, self.trainer, console, best, ProgressLine)
 
     def hooks(self) -> list[Hook]:
-        return [EqualScores(self.console)]
+        return [EqualScores(self.console), Bounds(self.config, self.console)]
 
-    def record(self, step: Step) -> None:
+    def record(self, step: StepResult) -> None:
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]
-        print_samples(self.console, f"step {step.number}", sampled, self.config.num_examine)
+        print_samples(self.console, f"step {step.number}", sampled, self.config.print_samples)
         if self.config.record_rollouts and step.number % self.config.record_rollouts_every == 0:
             write = partial(self.run_directory.write_rollouts, compress=self.config.compress_rollouts)
             copy = step.copy()  # the next step may add columns to the rows
@@ -201,19 +177,14 @@ class _RlRun(Run):
             return
         metrics = evaluate_parts(self.config, self.parts, self.console)
         metrics |= worker_metrics(self.parts.workers.reports())
-        self.write(
-            "eval", self.trainer.step_number, {**metrics, "generated_tokens_total": self.trainer.generated_tokens}
-        )
-        if self.best.record(self.trainer.step_number, metrics):
+        step, unscored = self.trainer.step_number, metrics["sampled/unscored"]
+        self.write("eval", step, {**metrics, "generated_tokens_total": self.trainer.generated_tokens})
+        if self.best.record(step, metrics):
             self.save()
-        unscored = metrics["sampled/unscored"]
-        self.console.print(
-            f"step {self.trainer.step_number}: accuracy {metrics['sampled/acc']:.3f} sampled, "
-            f"{metrics['greedy/acc']:.3f} greedy, length {metrics['sampled/length']:.1f}"
-            + (f"; {unscored:.0%} of the responses could not be scored and count as wrong" if unscored else ""),
-            highlight=False,
-            soft_wrap=True,
-        )
+        text = f"step {step}: accuracy {metrics['sampled/acc']:.3f} sampled, {metrics['greedy/acc']:.3f} greedy, "
+        text += f"length {metrics['sampled/length']:.1f}"
+        text += f"; {unscored:.0%} of the responses could not be scored and count as wrong" if unscored else ""
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def finish(self, seconds: float) -> None:
         run = self.run_directory

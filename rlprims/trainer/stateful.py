@@ -40,10 +40,7 @@ class States:
         return {} if baseline is None else {"baseline_scores": _call(baseline.baseline, _columns(batch))}
 
     def kl(self, execution: Execution, batch: DataProto) -> dict[str, Tensor]:
-        """``kl`` (B,): the mean absolute change of the log-probs of the prompt's last responses, 0 for a new prompt.
-
-        Empty unless the baseline reads it. Call it before the update.
-        """
+        """``kl`` (B,), if the baseline reads it: the mean |change| of the log-probs of the prompt's last responses."""
         if not self.algorithm.baseline_measures_kl:
             return {}
         keys: list[str] = batch["example"].tolist()

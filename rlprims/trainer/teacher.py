@@ -1,14 +1,14 @@
 """The teacher's columns of a batch: which teacher scores which rows, after which prompt."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
+from rlprims.data_proto._columns import object_array
 from rlprims.execution import Models
 from rlprims.execution._columns import left_padded
 from rlprims.execution._ray_config import check_teacher_engine
@@ -28,7 +28,7 @@ def teacher_columns(execution: Models, config: SamplingSettings, tokenizer: Any,
     needs, support, columns = config.algorithm.needs, config.algorithm.support, dict[str, Tensor]()
     rows = batch[:]
     if config.data.teacher is not None:
-        rows.non_tensor_batch["teacher"] = _column([str(fields[config.data.teacher]) for fields in batch["fields"]])
+        rows.non_tensor_batch["teacher"] = object_array([str(row[config.data.teacher]) for row in batch["fields"]])
     has_prompt = torch.ones(len(batch), dtype=torch.bool)
     if config.data.teacher_template is not None:
         has_prompt = _give_teacher_prompts(rows, config, tokenizer, execution)
@@ -90,27 +90,18 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+)\}", lambda name: str(values[name[1]]) if name[1] in values else name[0], template)
 
 
-def _column(values: Sequence[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
 def check_teacher(config: SamplingSettings) -> None:
     """Raise a ValueError for settings of a teacher that cannot be combined."""
     several = isinstance(config.model.teacher, dict)
     if several != (config.data.teacher is not None):
-        raise ValueError(
-            "several models in model.teacher, and data.teacher, the field with a teacher's name, need each other: "
-            f"got model.teacher={config.model.teacher!r} and data.teacher={config.data.teacher!r}"
-        )
+        got = f"model.teacher={config.model.teacher!r} and data.teacher={config.data.teacher!r}"
+        need = "several models in model.teacher, and data.teacher, the field with a teacher's name, need each other"
+        raise ValueError(f"{need}: got {got}")
     if config.execution != "local" and (config.model.teacher_follows or config.model.reference_follows):
         raise ValueError("model.teacher_follows and reference_follows need execution: local")
     if "teacher_topk_log_probs" in config.algorithm.needs and config.sampling.truncates:
-        raise ValueError(
-            "the algorithm compares the whole softmax of teacher and student, but sampling truncates it: "
-            "leave top_k, top_p and min_p out"
-        )
+        compared = "the whole softmax of teacher and student, but sampling truncates it"
+        raise ValueError(f"the algorithm compares {compared}: leave top_k, top_p and min_p out")
     if config.execution == "ray" and config.algorithm.needs_teacher:
         temperature, truncates = config.sampling.temperature, config.sampling.truncates
         check_teacher_engine(config.ray, config.model, temperature=temperature, truncates=truncates)

@@ -20,17 +20,14 @@ from rlprims.trainer.scoring.columns import outcome_scores, rollout_ids
 from rlprims.trainer.stateful import States
 from rlprims.trainer.teacher import TEACHER_COLUMNS, teacher_columns
 
-_TOLERANCE = 1e-3
-"""The largest allowed difference, in nats, between the log-probs of one token in the sampler and in the trainer."""
-
 
 def measure(
     config: Config, execution: Models, tokenizer: Any, states: States, batch: DataProto, *, step: int
 ) -> DataProto:
     """The batch with log-probs and values before the update: those that the algorithm and the metrics need."""
     needs, columns = config.algorithm.needs, rollout_ids(batch)
-    if "old_log_probs" in needs or config.staleness:
-        columns["old_log_probs"] = old_log_probs(execution, batch, step=step, every=config.recompute_log_probs)
+    if "old_log_probs" in needs or config.max_staleness:
+        columns["old_log_probs"] = old_log_probs(execution, batch, step=step, every=config.recompute_log_probs_every)
     if "ref_log_probs" in needs:
         columns["ref_log_probs"] = execution.log_probs(batch, reference=True)
     if needs & TEACHER_COLUMNS:
@@ -44,33 +41,15 @@ def measure(
 def old_log_probs(execution: Execution, batch: DataProto, *, step: int, every: int) -> Tensor:
     """The policy's log-probs before the update: computed in the first step and in every ``every``-th after it.
 
-    The other steps use the sampler's log-probs, unless a row was sampled with other weights. A step that computes them
-    compares both.
-
-    Raises:
-        ValueError: they differ by more than 1e-3 nats.
+    The other steps use the sampler's log-probs, unless a row was sampled with other weights.
     """
     sampled: Tensor = batch["rollout_log_probs"]
     same_weights = bool((batch["weights_version"] == execution.weights_version).all())
-    if every == 1 or not same_weights:
-        return execution.log_probs(batch)
-    if (step - 1) % every:
-        return sampled
-    computed = execution.log_probs(batch)
-    gap = float((computed - sampled)[batch["response_mask"]].abs().max())
-    if not gap <= _TOLERANCE:
-        raise ValueError(
-            f"step {step}: log-probs of the sampler and of the trainer differ by {gap:.3g} nats, more than "
-            f"{_TOLERANCE}: set recompute_log_probs: 1"
-        )
-    return computed
+    return sampled if (step - 1) % every and same_weights else execution.log_probs(batch)
 
 
 def estimate(algorithm: Algorithm, states: States, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-    """The batch with rewards, advantages and returns, and the coefficient of the KL penalty as a metric.
-
-    The KL controller and the baseline are updated after they were used.
-    """
+    """The batch with rewards, advantages and returns, and metrics. Controller and baseline are then updated."""
     controller: KLController | None = states.objects.get("kl_in_reward")
     metrics, baseline = dict[str, float](), states.baseline(batch)
     data = dict(batch.batch.items()) | baseline
@@ -86,15 +65,14 @@ def estimate(algorithm: Algorithm, states: States, batch: DataProto) -> tuple[Da
         controller.update(float(sequence_sum(drift, batch["response_mask"]).mean()), len(batch))
     states.update_baseline(batch)
     estimated |= baseline
-    estimated |= {
-        name: column
-        for name, column in mask_turns(algorithm, {**data, **estimated}).items()
-        if name != "response_mask"  # the records keep all that was sampled; only the updates leave it out
-    }
+    estimated |= mask_turns(algorithm, {**data, **estimated})
+    estimated.pop("response_mask", None)  # the records keep all that was sampled; only the updates leave it out
     return batch.union(DataProto.from_dict(tensors=estimated)), metrics
 
 
-def update(config: Config, execution: Models, states: States, batch: DataProto, *, step: int) -> dict[str, float]:
+def update(
+    config: Config, execution: Models, states: States, batch: DataProto, *, step: int
+) -> tuple[dict[str, float], list[tuple[str, UpdateReport]]]:
     """Epochs of mini-batches of whole groups. During the critic's warm-up only the critic is updated."""
     policy: list[UpdateReport] = []
     critic: list[UpdateReport] = []
@@ -111,7 +89,8 @@ def update(config: Config, execution: Models, states: States, batch: DataProto, 
     metrics = states.metrics() | summarize(policy)
     states.update_controllers(metrics)
     metrics |= {f"critic/{name}": value for name, value in summarize(critic).items()}
-    return metrics | {"skipped_updates": float(sum(report.skipped for report in policy + critic))}
+    metrics["skipped_updates"] = float(sum(report.skipped for report in policy + critic))
+    return metrics, [*(("policy", report) for report in policy), *(("critic", report) for report in critic)]
 
 
 def mini_batches(config: Config, batch: DataProto, *, step: int, epoch: int) -> Iterator[DataProto]:

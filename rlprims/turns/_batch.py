@@ -46,7 +46,7 @@ def to_batch(
     - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
     - ``ended`` int8 (B,): the code of ``finish`` of the row's last turn. ``agent``: objects (B,).
     - ``kept_counts`` int32 (B, T) and ``kept_ids`` int32, ragged (B, *), if turns have the extra ``kept``: the sets
-      that truncated sampling drew from, as the trainer and ``types.Kept`` read them.
+      that truncated sampling drew from, as the trainer and ``types.SamplingSupport`` read them.
     - Every other entry of ``extras`` as (B, T, ...), in the dtype of its entries; Python floats become float32. If
       turns have an extra for their prompts too, the column ``prompt_<name>`` (B, P, ...) has it for the prompts.
 
@@ -60,8 +60,7 @@ def to_batch(
             whole entry, such as ``range(8)``. Default: 0.
 
     Raises:
-        ValueError: not one label per rollout; a rollout without rows; entries of an extra that differ in shape; an
-            extra with the name of a column.
+        ValueError: not one label per rollout; an empty rollout; an extra of several shapes, or with a column's name.
 
     >>> from rlprims.turns import Turn, merge
     >>> rows = merge([Turn([1, 2], [3], [-0.5]), Turn([1, 2, 3, 8], [4], [-0.1], reward=1.0)])
@@ -103,12 +102,8 @@ def to_batch(
 
     columns: dict[str, Tensor] = {}
     if is_truncated:
-        sets = [_kept_sets(row) for row in rows]
-        sizes = torch.tensor([len(ids) for row_sets in sets for ids in row_sets], dtype=torch.int32)
+        sizes, columns["kept_ids"] = _kept(rows)
         responses["kept_counts"] = sizes, sizes.new_zeros(())
-        row_sizes = torch.tensor([sum(map(len, row_sets)) for row_sets in sets])
-        ids = _flat((ids for row_sets in sets for ids in row_sets), torch.int32)
-        columns["kept_ids"] = torch.nested.nested_tensor_from_jagged(ids, _cu_seqlens(row_sizes))
     if packed:
         for part, offsets in ((prompts, _cu_seqlens(prompt_lengths)), (responses, _cu_seqlens(lengths))):
             for name, (values, _) in part.items():
@@ -122,14 +117,18 @@ def to_batch(
     counts = torch.tensor([len(rollout) for rollout in rollouts])
     columns["trajectory_ids"] = torch.arange(len(rollouts)).repeat_interleave(counts)
     columns["group_ids"] = dense_ids(group_labels).repeat_interleave(counts)
-    columns["ended"] = torch.tensor([Ended.of(row.finish) for row in rows], dtype=torch.int8)
+    columns["ended"] = torch.tensor([Ended.from_label(row.finish) for row in rows], dtype=torch.int8)
     return DataProto.from_dict(tensors=columns, non_tensors={"agent": [row.agent for row in rows]})
 
 
-def _kept_sets(row: Row) -> list[Sequence[int]]:
-    """For each token of the response the ids that it was drawn from; no ids if it was the whole vocabulary."""
-    sets = row.extras.get("kept", (None,) * len(row.token_ids))[row.prompt_length :]
-    return [() if ids is None else [int(id_) for id_ in ids] for ids in sets]
+def _kept(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Of how many ids each token of the responses was drawn (0: the whole vocabulary), and these ids, by row."""
+    of_rows = [row.extras.get("kept", (None,) * len(row.token_ids))[row.prompt_length :] for row in rows]
+    sets = [[() if ids is None else [int(id_) for id_ in ids] for ids in of_row] for of_row in of_rows]
+    row_sizes = torch.tensor([sum(map(len, of_row)) for of_row in sets])
+    ids = _flat(chain.from_iterable(sets), torch.int32)
+    sizes = torch.tensor([len(ids) for of_row in sets for ids in of_row], dtype=torch.int32)
+    return sizes, torch.nested.nested_tensor_from_jagged(ids, _cu_seqlens(row_sizes))
 
 
 def _flat(parts: Iterator[Sequence[Any]], dtype: torch.dtype) -> Tensor:
@@ -150,18 +149,16 @@ def _extra(name: str, entries: Sequence[Any], fill: Any) -> tuple[Tensor, Tensor
     """The entries as one tensor, and the value for padding and for tokens without an entry."""
     present = [i for i, entry in enumerate(entries) if entry is not None]
     try:
-        values = _stack([entries[i] for i in present])
+        given = [entries[i] for i in present]
+        if given and isinstance(given[0], Tensor):
+            values = torch.stack(given)
+        else:
+            values = torch.from_numpy(np.asarray(given))
+            is_python = not given or not isinstance(given[0], np.ndarray | np.generic)
+            values = values.float() if is_python and values.dtype == torch.float64 else values
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"extras[{name!r}]: expected entries of one shape that are numbers, got {error}") from None
     padding = torch.as_tensor(list(fill) if isinstance(fill, Sequence) else fill).to(values.dtype)
     position = torch.zeros(len(entries), dtype=torch.int64)
     position[present] = torch.arange(1, len(present) + 1)
     return torch.cat([padding.expand(1, *values.shape[1:]), values])[position], padding
-
-
-def _stack(entries: Sequence[Any]) -> Tensor:
-    if entries and isinstance(entries[0], Tensor):
-        return torch.stack(list(entries))
-    array = np.asarray(entries)
-    is_python = not entries or not isinstance(entries[0], np.ndarray | np.generic)
-    return torch.from_numpy(array).float() if is_python and array.dtype == np.float64 else torch.from_numpy(array)

@@ -69,7 +69,11 @@ def explain(previous: Row | Turn, turn: Turn, tokenizer: Any = None) -> Explanat
     elif special & {expected[position], got[position]}:
         kind = "special token"
     else:
-        kind = "own token" if _was_sampled(previous, position) else "other token"
+        if isinstance(previous, Turn):
+            sampled = position >= len(previous.prompt_ids)
+        else:
+            sampled = any(span.start <= position < span.stop for span in previous.spans)
+        kind = "own token" if sampled else "other token"
 
     def text(ids: Sequence[int]) -> str:
         return str(list(ids)) if tokenizer is None else repr(tokenizer.decode(list(ids)))
@@ -77,9 +81,3 @@ def explain(previous: Row | Turn, turn: Turn, tokenizer: Any = None) -> Explanat
     before = text(got[max(position - _CONTEXT, 0) : position])
     after = slice(position, position + _SHOWN)
     return Explanation(kind, position, before, text(expected[after]), text(got[after]))
-
-
-def _was_sampled(previous: Row | Turn, position: int) -> bool:
-    if isinstance(previous, Turn):
-        return position >= len(previous.prompt_ids)
-    return any(span.start <= position < span.stop for span in previous.spans)

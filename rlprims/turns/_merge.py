@@ -51,8 +51,9 @@ def merge(turns: Sequence[Turn], *, shared: Shared = "first", strict: bool = Fal
         if end is not None:
             chain = next(chain for chain in chains if chain[-1] == end)
         else:
-            if strict:
-                _check_first_row(turns, number)
+            same_agent = (i for i in reversed(range(number)) if turns[i].agent == turn.agent)
+            if strict and (before := next(same_agent, None)) is not None:
+                raise ValueError(f"turn {number} does not continue turn {before}: {explain(turns[before], turn)}")
             chain = []
             if shared == "every" and (parent := _longest_prefix(turn, turns, range(number))) is not None:
                 chain = chain_of[parent][: chain_of[parent].index(parent) + 1]
@@ -77,13 +78,6 @@ def _longest_prefix(turn: Turn, turns: Sequence[Turn], numbers: Iterable[int]) -
         ):
             found, longest = number, stop
     return found
-
-
-def _check_first_row(turns: Sequence[Turn], number: int) -> None:
-    turn = turns[number]
-    before = next((i for i in reversed(range(number)) if turns[i].agent == turn.agent), None)
-    if before is not None:
-        raise ValueError(f"turn {number} does not continue turn {before}: {explain(turns[before], turn)}")
 
 
 def _row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
@@ -111,9 +105,8 @@ def _row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
         if last_sampled is not None:
             rewards[last_sampled] += turn.reward
         elif turn.reward != 0:
-            raise ValueError(
-                f"turn {number} has reward {turn.reward}, but nothing was sampled: expected a token for it"
-            )
+            what = f"turn {number} has reward {turn.reward}"
+            raise ValueError(f"{what}, but nothing was sampled: expected a token for it")
         spans.append(Span(number, start, stop))
         known = stop
     return Row(

@@ -57,7 +57,7 @@ class Turn:
             store(self, name, _ids(name, getattr(self, name)))
         for name in ("log_probs", "version", "trainable"):
             store(self, name, _plain(getattr(self, name)))
-        Ended.of(self.finish)
+        Ended.from_label(self.finish)
         sampled, total = len(self.sampled_ids), len(self.prompt_ids) + len(self.sampled_ids)
         for name in ("log_probs", "version", "trainable"):
             value = getattr(self, name)
@@ -71,7 +71,6 @@ class Turn:
                     f"extras[{name!r}] has {len(column)} entries, expected {sampled}, one for each of sampled_ids, or "
                     f"{total}, one for each of prompt_ids and sampled_ids: add an entry for a token that has none"
                 )
-
         self._check_kept()
 
     def _check_kept(self) -> None:

@@ -16,30 +16,28 @@ MARK = "\ue000"
 """A character of Unicode's private use area: messages do not contain it, and templates do not strip it like a space."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 REASONING_END = "</think>"
+_CHANGES = "the chat template changes earlier messages when message {} is added, so that no row can have all of them: "
+_CHANGES += "set data.turns: last"
 
 
-def text_ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """The ids of a prompt that no chat template wrote, ready for a response.
+def text_ids(tokenizer: Any, text: str, *, whole: bool = False, **options: Any) -> list[int]:
+    """The ids of a text that no chat template wrote; without ``whole`` it is a prompt, and a response follows.
 
-    The tokenizer adds the tokens that begin a text, such as BOS, unless the text begins with them. Tokens that it would
-    add at the end are left out: the response comes there. ``options`` are for the tokenizer's ``encode``.
+    The tokenizer adds the tokens that begin a text, such as BOS, unless the text begins with them. Those that it adds
+    at the end stay only with ``whole``, and unless the text ends with them. ``options`` are for its ``encode``.
     """
-    bare = encode(tokenizer, text, **options)
-    whole = list(tokenizer.encode(text, **options))
+    bare, full = encode(tokenizer, text, **options), list(tokenizer.encode(text, **options))
     size = len(bare)
-    at = next((i for i in range(len(whole) - size + 1) if whole[i : i + size] == bare), None)
+    at = next((i for i in range(len(full) - size + 1) if full[i : i + size] == bare), None)
     if at is None or not bare:
-        return whole
-    added = whole[:at]
-    return bare if bare[:at] == added else added + bare
+        return full
+    begin, end = full[:at], full[at + size :]
+    ids = bare if bare[:at] == begin else begin + bare
+    return ids + end if whole and end and ids[-len(end) :] != end else ids
 
 
 def encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """The ids of exactly this text.
-
-    Raises:
-        ValueError: the text has half of a surrogate pair, which is no character.
-    """
+    """The ids of exactly this text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -77,11 +75,7 @@ class Chat:
     """For the template, such as ``enable_thinking``."""
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, generate: bool = False) -> str:
-        """The rendered text; with ``generate`` up to where the assistant begins to write.
-
-        Raises:
-            ValueError: the template refuses the messages, or the tokenizer has none.
-        """
+        """The rendered text; with ``generate`` up to where the assistant begins to write."""
         plain = [self._plain(message) for message in messages]
         try:
             text: str = self.tokenizer.apply_chat_template(
@@ -97,22 +91,12 @@ class Chat:
         return encode(self.tokenizer, self.text(messages, tools, generate=True), **options)
 
     def answered(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Any = None,
-        *,
-        first: int = 0,
-        end_ids: Sequence[int],
-        end: int,
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, *, first: int, end_ids: Sequence[int], end: int
     ) -> Answered:
         """A chat that ends with the assistant. Its answers from message ``first`` on are learned up to their ends.
 
         The end of an answer is the first of ``end_ids`` after its text: in its own message, or where the next message
         begins. If the last answer has no end, ``end`` is added. Text of the template after it is left out.
-
-        Raises:
-            ValueError: the template refuses the messages, changes an answer when later ones follow, or leaves out
-                reasoning that is to be learned.
         """
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         prompt_ids, ids, learned = list[int](), list[int](), list[bool]()
@@ -120,10 +104,7 @@ class Chat:
         for i in assistant:
             asked, after = self._asked(messages[: i + 1], tools)
             if not asked.startswith(written):
-                raise ValueError(
-                    f"the chat template changes earlier messages when message {i} is added, so that no "
-                    "row can have all of them: set data.turns: last"
-                )
+                raise ValueError(_CHANGES.format(i))
             question, response = asked[len(written) :], after[len(asked) :]
             between = encode_after(self.tokenizer, context, question) if context else encode(self.tokenizer, question)
             answer = encode_after(self.tokenizer, question or context, response)
@@ -146,17 +127,12 @@ class Chat:
         asked, after = self.text(before, tools, generate=True), self.text(messages, tools)
         has_reasoning, marked = mark_reasoning(last)
         if has_reasoning and MARK not in self.text([*before, marked], tools):
-            raise ValueError(
-                f"the chat template leaves out the reasoning of message {len(before)}, which is to be learned: "
-                "remove the reasoning, or use a template that keeps it"
-            )
+            what = f"the reasoning of message {len(before)}, which is to be learned"
+            raise ValueError(f"the chat template leaves out {what}: remove it, or use a template that keeps it")
         if not after.startswith(asked):  # the template opens reasoning for the sampler, which the message does not have
             head, found, _ = self.text([*before, {"role": "assistant", "content": MARK}], tools).partition(MARK)
             if not found or not after.startswith(head):
-                raise ValueError(
-                    f"the chat template changes earlier messages when message {len(before)} is added, so that no "
-                    "row can have all of them: set data.turns: last"
-                )
+                raise ValueError(_CHANGES.format(len(before)))
             asked = head
         return asked, after
 
@@ -239,29 +215,17 @@ def checked_messages(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def checked_tools(value: Any, name: str) -> list[dict[str, Any]] | None:
-    """The schemas of a row's tools, which may be JSON text, or functions alone; None if there are none.
-
-    Raises:
-        ValueError: not a list of objects with names.
-    """
+    """The schemas of a row's tools, which may be JSON text, or functions alone; None if there are none."""
     value = _from_text(value)
     if not value:
         return None
     if not isinstance(value, list):
         raise ValueError(f"expected a list of tools in {name!r}, got {shown(value)}")
-    schemas = [
-        {"type": "function", "function": each} if "name" in each else each for each in value if isinstance(each, dict)
-    ]
+    dicts = [each for each in value if isinstance(each, dict)]
+    schemas = [{"type": "function", "function": each} if "name" in each else each for each in dicts]
     if len(schemas) < len(value) or not all(isinstance(each.get("function"), dict) for each in schemas):
         raise ValueError(f"expected tools with a function and its name in {name!r}, got {shown(value)}")
     return schemas
-
-
-def _schema(tool: Any) -> Any:
-    if not isinstance(tool, dict):
-        return None
-    schema = {"type": "function", "function": tool} if "name" in tool else tool
-    return schema if isinstance(schema.get("function"), dict) and "name" in schema["function"] else None
 
 
 def _from_text(value: Any) -> Any:
@@ -273,7 +237,7 @@ def _from_text(value: Any) -> Any:
     return value
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, most: int = 80) -> str:
     """A value as short JSON, for messages."""
     text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -60,7 +60,7 @@ def test_whitening_of_advantages_of_any_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1e30, 1e37])
-def test_other_estimators_of_large_scores(size: float) -> None:
+def test_group_estimators_of_large_scores(size: float) -> None:
     """Those that divide by a deviation do not depend on the unit, and the others have it."""
     scores, ids = torch.tensor([1.0, 0.0, 0.5, 2.0])[:, None], torch.tensor([0, 0, 1, 1])
     mask = torch.ones_like(scores, dtype=torch.bool)

@@ -47,7 +47,9 @@ def test_a_gap_of_tool_tokens() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**31))
-def test_it_equals_the_sequence_without_the_gaps(holes: list[bool], gamma: float, lam: float, seed: int) -> None:
+def test_gae_equals_that_of_the_sequence_without_its_gaps(
+    holes: list[bool], gamma: float, lam: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([holes])
     rewards, values = torch.randn(2, 1, len(holes), generator=generator, dtype=torch.float64)
@@ -96,7 +98,7 @@ def test_the_bootstrap_waits_behind_padding() -> None:
     torch.testing.assert_close(got, row(0.25 - 0.2, 0.5 - 0.4, 0), **CLOSE)
 
 
-def test_with_a_perfect_critic_advantages_are_zero() -> None:
+def test_gae_of_a_perfect_critic_is_zero() -> None:
     values = row(0.81, 0.9, 1.0)
     got = gae(row(0, 0, 1), values, full(3), gamma=0.9, lam=0.3)
     torch.testing.assert_close(got, torch.zeros_like(values), **CLOSE)

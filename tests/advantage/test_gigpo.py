@@ -101,7 +101,7 @@ def test_if_no_two_steps_share_a_state_it_is_grpo() -> None:
 
 
 @given(st.lists(st.text("01", min_size=6, max_size=6), min_size=2, max_size=4), st.integers(0, 2**31))
-def test_it_is_the_comparison_of_steps_one_by_one(patterns: list[str], seed: int) -> None:
+def test_gigpo_is_the_comparison_of_steps_one_by_one(patterns: list[str], seed: int) -> None:
     """Turn by turn in plain Python: what each step earns, who else was there, and the mean of theirs."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[m == "1" for m in row] for row in patterns])

@@ -27,7 +27,7 @@ MASK = torch.ones(4, 1, dtype=torch.bool)
 IDS = torch.tensor([0, 0, 1, 1])
 
 
-def test_only_half_of_the_batch_has_advantages() -> None:
+def test_gpg_where_half_of_the_batch_has_advantages() -> None:
     assert gpg(REWARDS, IDS, MASK)[:, 0].tolist() == [1, -1, 0, 0]
 
 

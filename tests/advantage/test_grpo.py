@@ -46,7 +46,7 @@ def group(*sizes: int) -> torch.Tensor:
     return torch.tensor([i for i, size in enumerate(sizes) for _ in range(size)])
 
 
-def test_one_right_of_four() -> None:
+def test_grpo_of_one_right_of_four() -> None:
     rewards, mask = scored(1, 0, 0, 0)
     got = grpo(rewards, group(4), mask, eps=0.0)[:, 0]
     torch.testing.assert_close(got, torch.tensor([1.5, -0.5, -0.5, -0.5], dtype=torch.float64), rtol=0, atol=1e-12)
@@ -132,7 +132,7 @@ def test_rows_may_be_left_out_of_the_statistics() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=16))
-def test_no_standard_score_exceeds_its_bound(scores: list[float]) -> None:
+def test_grpo_exceeds_no_bound_of_standard_scores(scores: list[float]) -> None:
     n = len(scores)
     rewards, mask = scored(*scores)
     got = grpo(rewards, group(n), mask)

@@ -23,7 +23,7 @@ def test_the_deviation_of_centred_rewards() -> None:
     assert got.tolist() == pytest.approx([0.547723, -0.547723, 1.095445, -1.095445], abs=1e-6)
 
 
-def test_only_the_raw_deviation_sees_the_distance_between_prompts() -> None:
+def test_grpo_over_raw_deviations_sees_the_distance_between_prompts() -> None:
     far = REWARDS + 100.0 * IDS[:, None]
     near, apart = (grpo(r, IDS, MASK, std_over="batch_centred") for r in (REWARDS, far))
     torch.testing.assert_close(near, apart, rtol=0, atol=1e-12)

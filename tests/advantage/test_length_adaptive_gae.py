@@ -75,7 +75,7 @@ def test_the_critic_may_have_a_lambda_of_its_own() -> None:
     assert policy == pytest.approx([0.25, 0.3, 0.4, 0.6])  # A2 = 0.1 + 0.6/2, A1 = 0.1 + 0.4/2, A0 = 0.1 + 0.3/2
 
 
-def test_it_knows_how_long_the_response_became_which_is_a_bias() -> None:
+def test_length_adaptive_gae_is_biased_by_the_length_that_it_knows() -> None:
     """A fair coin says after each token whether the response ends; the third token is the last. Values are exact.
 
     After a first token that goes on, Q − V is 1 − 2 = −1 by hand; a λ of any number for all would expect just that.

@@ -24,7 +24,7 @@ def per_response(scores: list[float], **hyperparameters: float) -> list[float]:
     return maxrl(rewards, torch.zeros(len(scores), dtype=torch.int64), mask, **hyperparameters)[:, 0].tolist()
 
 
-def test_one_right_of_four() -> None:
+def test_maxrl_of_one_right_of_four() -> None:
     """prime-rl 559b44772; SkyRL a9564572e has ε = 1e-6 in the mean."""
     assert per_response([1, 0, 0, 0], eps=0.0) == [3, -1, -1, -1]
     assert per_response([1, 0, 0, 0])[0] == pytest.approx(0.75 / 0.250001, abs=1e-12)

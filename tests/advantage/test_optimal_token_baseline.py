@@ -136,7 +136,7 @@ def test_a_group_of_one() -> None:
 
 
 @given(st.lists(st.text("01", min_size=5, max_size=5), min_size=2, max_size=5), st.integers(0, 2**31))
-def test_it_equals_the_responses_without_their_gaps(patterns: list[str], seed: int) -> None:
+def test_optimal_token_baseline_equals_that_of_responses_without_their_gaps(patterns: list[str], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask = bools(*patterns)
     ids = torch.zeros(len(mask), dtype=torch.int64)

@@ -18,7 +18,7 @@ SCORES = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.3, 0.7], dtype=torch.float64)
 IDS = torch.tensor([0, 0, 0, 0, 1, 1])
 
 
-def test_one_right_of_four() -> None:
+def test_optimal_value_of_one_right_of_four() -> None:
     """TRL 1.16.0, experimental A2PO: ½ (logsumexp(2, 0, 0, 0) − log 4)."""
     want = 0.5 * math.log((math.exp(2) + 3) / 4)
     assert optimal_value(SCORES, IDS)[:4].tolist() == pytest.approx([want] * 4, abs=1e-12)
@@ -33,7 +33,7 @@ def test_of_one_response_it_is_its_score() -> None:
     assert optimal_value(SCORES, torch.arange(6)).tolist() == pytest.approx(SCORES.tolist(), abs=1e-12)
 
 
-def test_it_is_the_optimum_of_reward_less_kl() -> None:
+def test_optimal_value_is_the_optimum_of_reward_less_kl() -> None:
     """Over a policy of three answers, π* ∝ π_ref exp(s/β), by gradient: no policy beats it, and π* attains it."""
     beta, scores, reference = 0.5, torch.tensor([1.0, 0.2, -0.3], dtype=torch.float64), torch.tensor([1, 2, 5]) / 8
     # the expectation over the reference, as a sample in which each answer is as frequent as it is likely

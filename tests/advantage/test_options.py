@@ -88,10 +88,12 @@ OUTSIDE = [
 
 
 def test_the_estimators_with_a_discount_or_a_deviation() -> None:
-    assert {"gae", "td_lambda", "vtrace", "gigpo", "rtmc", "vine", "prime", "reinforce_pp"} <= {
+    assert {"gae", "td_lambda", "vtrace", "gigpo", "rtmc", "vineppo", "prime", "reinforce_pp"} <= {
         n for n, _, _ in OUTSIDE
     }
-    assert {"grpo", "gdpo", "spo", "whiten", "quantile", "pass_at_k", "tree", "maxrl"} <= {n for n, _, _ in OUTSIDE}
+    assert {"grpo", "gdpo", "spo", "whiten", "quantile_baseline", "pass_at_k_training", "tree_grpo", "maxrl"} <= {
+        n for n, _, _ in OUTSIDE
+    }
 
 
 @pytest.mark.parametrize(("name", "option", "wrong"), OUTSIDE)

@@ -7,19 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlprims.advantage import pass_at_k
+from rlprims.advantage import pass_at_k_training
 from rlprims.testing import check_advantage
 from tests.records import Record
 
 RECORDS = [
-    Record("advantage.pass_at_k", check_advantage, matters={"normalize_std": True, "tolerance": 10.0}),
-    Record("advantage.pass_at_k", check_advantage, call={"normalize_std": True}, matters={"ddof": 0, "eps": 0.1}),
+    Record("advantage.pass_at_k_training", check_advantage, matters={"normalize_std": True, "tolerance": 10.0}),
+    Record(
+        "advantage.pass_at_k_training", check_advantage, call={"normalize_std": True}, matters={"ddof": 0, "eps": 0.1}
+    ),
 ]
 
 
 def per_response(scores: list[float], ids: list[int] | None = None, **kwargs: object) -> list[float]:
     rewards, mask = torch.tensor(scores, dtype=torch.float64)[:, None], torch.ones(len(scores), 1, dtype=torch.bool)
-    return pass_at_k(rewards, torch.tensor(ids or [0] * len(scores)), mask, **kwargs)[:, 0].tolist()
+    return pass_at_k_training(rewards, torch.tensor(ids or [0] * len(scores)), mask, **kwargs)[:, 0].tolist()
 
 
 def test_the_lead_over_the_second() -> None:
@@ -48,6 +50,6 @@ def test_a_row_left_out_is_not_compared() -> None:
 
 
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=6))
-def test_it_is_the_largest_less_the_largest_of_the_others(scores: list[int]) -> None:
+def test_pass_at_k_advantage_of_all_samples_is_the_largest_less_the_largest_of_the_others(scores: list[int]) -> None:
     want = [max(scores) - max(itertools.chain(scores[:i], scores[i + 1 :])) for i in range(len(scores))]
     assert per_response([float(s) for s in scores]) == want

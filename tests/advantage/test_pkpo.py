@@ -54,7 +54,7 @@ def over_subsets(scores: list[float], k: int, baseline: str) -> list[float]:
     return paid
 
 
-def test_one_right_of_four() -> None:
+def test_pkpo_of_one_right_of_four() -> None:
     """It is best, and adds 1, in each of the 3 pairs that it is in: 4/6 · 3."""
     assert per_response([1, 0, 0, 0], 2) == pytest.approx([2, 0, 0, 0])
 
@@ -64,7 +64,7 @@ def test_two_right_of_four() -> None:
     assert per_response([0, 1, 0, 1], 2) == pytest.approx([0, 4 / 3, 0, 4 / 3])
 
 
-def test_all_of_the_group() -> None:
+def test_pkpo_of_all_of_the_group() -> None:
     """k = n: the lead over the second, n/1 times."""
     assert per_response([0.25, 1, 0.5], 3) == pytest.approx([0, 1.5, 0])
 
@@ -72,7 +72,7 @@ def test_all_of_the_group() -> None:
 @given(
     st.lists(st.sampled_from([-1.0, 0.0, 0.3, 1.0, 7.0]), min_size=3, max_size=6), st.sampled_from(BASELINES), st.data()
 )
-def test_it_is_the_sum_over_subsets(scores: list[float], baseline: str, data: st.DataObject) -> None:
+def test_pkpo_is_the_sum_over_subsets(scores: list[float], baseline: str, data: st.DataObject) -> None:
     low, high = {"leave_one_out_minus_one": (2, 0), "leave_one_out": (1, 1), "none": (1, 0)}[baseline]
     k = data.draw(st.integers(low, len(scores) - high))
     assert per_response(scores, k, baseline) == pytest.approx(over_subsets(scores, k, baseline), abs=1e-9)
@@ -80,7 +80,7 @@ def test_it_is_the_sum_over_subsets(scores: list[float], baseline: str, data: st
 
 @pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("k", [1, 2])
-def test_its_expectation_is_the_gradient_of_pass_at_k(k: int, baseline: str) -> None:
+def test_pkpo_has_the_gradient_of_pass_at_k_as_its_expectation(k: int, baseline: str) -> None:
     """All 27 samples of size 3 from a policy over three answers."""
     logits = torch.tensor([0.3, -0.5, 0.1], dtype=torch.float64, requires_grad=True)
     rewards = [0.0, 1.0, 0.4]

@@ -50,7 +50,7 @@ def test_the_discount_is_of_process_rewards_and_skips_tool_output() -> None:
     torch.testing.assert_close(got[0], rows([-3 - 0.5 + 0.5, 0, -1 + 0.5])[0], **CLOSE)
 
 
-def test_without_process_rewards_it_is_rloo() -> None:
+def test_prime_without_process_rewards_is_rloo() -> None:
     none = prime(OUTCOME, PROCESS, IDS, MASK, process_weight=0.0)
     torch.testing.assert_close(none, rloo(OUTCOME, IDS, MASK), **CLOSE)
     torch.testing.assert_close(prime(OUTCOME, torch.ones_like(PROCESS), IDS, MASK), rloo(OUTCOME, IDS, MASK), **CLOSE)

@@ -10,11 +10,21 @@ import torch
 from torch import Tensor
 
 from rlprims import advantage
-from rlprims.advantage import RoleBaseline, ValueTracker, gae, gdpo, grpo, optimal_value, pass_at_k, quantile, whiten
+from rlprims.advantage import (
+    RoleBaseline,
+    ValueTracker,
+    gae,
+    gdpo,
+    grpo,
+    optimal_value,
+    pass_at_k_training,
+    quantile_baseline,
+    whiten,
+)
 from rlprims.testing._cases import Batch, make_batch
 
 ESTIMATORS = sorted(name for name in advantage.__all__ if inspect.isfunction(getattr(advantage, name)))
-REQUIRED: dict[str, dict[str, Any]] = {"pkpo": {"k": 2}, "clip": {"low": -0.5, "high": 0.5}}
+REQUIRED: dict[str, dict[str, Any]] = {"pkpo": {"k": 2}, "clip_advantages": {"low": -0.5, "high": 0.5}}
 GROUPED = [name for name in ESTIMATORS if "group_ids" in inspect.signature(getattr(advantage, name)).parameters]
 
 
@@ -43,7 +53,7 @@ class TestTheGradientOfConstantGroupsWasNaN:
 
     @pytest.mark.parametrize("eps", [1e-6, 0.0])
     @pytest.mark.parametrize("ddof", [0, 1])
-    @pytest.mark.parametrize("estimator", [grpo, quantile, pass_at_k])
+    @pytest.mark.parametrize("estimator", [grpo, quantile_baseline, pass_at_k_training])
     def test_of_one_reward(self, estimator: Callable[..., Tensor], ddof: int, eps: float) -> None:
         rewards = self.scores.clone().requires_grad_()
         a = estimator(rewards, self.ids, self.mask, normalize_std=True, ddof=ddof, eps=eps)
@@ -113,7 +123,7 @@ class TestNumbersDependedOnTheSurroundings:
         """0.61 · 500 = 305, and 304 in bfloat16."""
         rewards, mask = torch.arange(500, dtype=torch.float32)[:, None], torch.ones(500, 1, dtype=torch.bool)
         with SURROUNDINGS[surrounding]():
-            a = quantile(rewards, torch.zeros(500, dtype=torch.int64), mask, level=0.61, normalize_std=False)
+            a = quantile_baseline(rewards, torch.zeros(500, dtype=torch.int64), mask, level=0.61, normalize_std=False)
         assert a[304, 0] == 0
 
     @pytest.mark.parametrize("surrounding", SURROUNDINGS)

@@ -18,7 +18,7 @@ def per_response(scores: list[float], ids: list[int], **kwargs: torch.Tensor) ->
     return rloo(rewards, torch.tensor(ids), mask, **kwargs)[:, 0].tolist()
 
 
-def test_one_right_of_four() -> None:
+def test_rloo_of_one_right_of_four() -> None:
     assert per_response([1, 0, 0, 0], [0] * 4) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
 
 
@@ -30,7 +30,7 @@ def test_a_group_of_one_has_no_baseline() -> None:
     assert per_response([5, 1, 2], [2, 0, 0]) == [0, -1, 1]
 
 
-def test_it_is_the_centred_reward_times_n_over_n_minus_one() -> None:
+def test_rloo_is_the_centred_reward_times_n_over_n_minus_one() -> None:
     rewards = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask, ids = torch.ones(6, 3, dtype=torch.bool), torch.tensor([0, 1, 1, 0, 1, 0])
     torch.testing.assert_close(rloo(rewards, ids, mask), 1.5 * grpo(rewards, ids, mask, normalize_std=False))

@@ -90,7 +90,7 @@ def test_if_no_action_is_taken_twice_it_is_gigpo_s_comparison() -> None:
 
 
 @given(st.integers(0, 2**31))
-def test_it_is_the_tree_of_visits_in_plain_python(seed: int) -> None:
+def test_rtmc_is_the_tree_of_visits_in_plain_python(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(5, 6, generator=generator) < 0.8
     turns = (torch.rand(mask.shape, generator=generator) < 0.6).cumsum(-1)

@@ -34,7 +34,7 @@ def test_a_right_answer_that_was_expected_counts_less_than_one_that_was_not() ->
     assert 0 < first < second
 
 
-def test_with_one_value_for_all_it_is_the_z_score_of_the_batch() -> None:
+def test_spo_with_one_value_for_all_is_the_z_score_of_the_batch() -> None:
     rewards = at_last_token(SCORES, MASK)
     alike = spo(rewards, torch.full((4,), 0.3), MASK, eps=0.0)
     torch.testing.assert_close(alike, grpo(rewards, torch.zeros(4, dtype=torch.int64), MASK, eps=0.0))

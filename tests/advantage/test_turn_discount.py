@@ -21,7 +21,7 @@ def test_three_turns_with_tool_output_between() -> None:
     torch.testing.assert_close(got, row(3, 3, 0, 4, 0, 0, 8, 8), **CLOSE)
 
 
-def test_what_follows_the_end_is_another_turn() -> None:
+def test_discounted_returns_take_what_follows_the_end_as_another_turn() -> None:
     mask, turns = torch.tensor([[True, True, False]]), torch.tensor([[4, 4, 4]])
     got = discounted_returns(row(0, 1, 9), mask, None, torch.tensor([6.0]), turns, gamma=0.5)
     torch.testing.assert_close(got, row(4, 4, 0), **CLOSE)

@@ -89,7 +89,7 @@ def test_a_turn_that_one_sample_has_is_compared_with_none() -> None:
     assert not turn_grpo(torch.zeros_like(earned), earned, ONE_GROUP, turns, mask).any()
 
 
-def test_what_later_turns_earn_is_discounted_by_turn_and_not_by_token() -> None:
+def test_turn_grpo_discounts_later_turns_by_turn_and_not_by_token() -> None:
     mask, turns = torch.ones(2, 5, dtype=torch.bool), torch.tensor([[0, 0, 0, 1, 2], [0, 1, 1, 2, 2]])
     earned = rows([0, 0, 0, 0, 8], [0, 0, 0, 0, 0])
     got = turn_grpo(torch.zeros_like(earned), earned, ONE_GROUP, turns, mask, gamma=0.5, **PLAIN)
@@ -104,7 +104,7 @@ def test_no_credit_flows_to_turns_after_the_reward() -> None:
 
 
 @given(st.integers(0, 2**31))
-def test_it_is_the_comparison_of_turns_one_by_one(seed: int) -> None:
+def test_turn_grpo_is_the_comparison_of_turns_one_by_one(seed: int) -> None:
     """In plain Python: each turn's sum against the mean of that turn's sums, and the sum of what follows."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(4, 6, generator=generator) < 0.8

@@ -44,7 +44,7 @@ def test_ratios_of_a_half_and_four() -> None:
     torch.testing.assert_close(vtrace(*data), row(0.25, 0.5), **CLOSE)
 
 
-def test_each_bound_by_hand() -> None:
+def test_vtrace_with_each_bound_by_hand() -> None:
     """rlax 0.1.9 (its c is 1): with ρ̄ = 3, E1 = 1.5 and E0 = 0.75; with ρ̄_pg = 2, A0 = 0.5 · 1.5 and A1 = 2 · 0.5."""
     data = (REWARDS, VALUES, LEARNED, SAMPLED, FULL)
     torch.testing.assert_close(vtrace_returns(*data, clip_rho=3.0), row(1.25, 2), **CLOSE)
@@ -71,7 +71,7 @@ def test_on_policy_it_is_gae(holes: list[bool], gamma: float, seed: int) -> None
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=10), st.floats(0, 1), st.integers(0, 2**31))
-def test_it_equals_the_sequence_without_the_gaps(holes: list[bool], lam: float, seed: int) -> None:
+def test_vtrace_equals_that_of_the_sequence_without_its_gaps(holes: list[bool], lam: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([holes])
     data = torch.randn(4, 1, len(holes), generator=generator, dtype=torch.float64)

@@ -51,13 +51,13 @@ def test_a_large_offset_does_not_eat_the_variance() -> None:
     torch.testing.assert_close(whiten(x + 1e5, full(1, 3)), whiten(x, full(1, 3)), rtol=1e-5, atol=0)
 
 
-def test_nothing_and_one_token_give_zero() -> None:
+def test_whiten_of_no_and_one_token_is_zero() -> None:
     x = row(3, 4, 5)
     assert whiten(x, torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0, 0, 0]]
     assert whiten(x, torch.tensor([[False, True, False]])).tolist() == [[0, 0, 0]]
 
 
-def test_one_token_gives_zero_even_without_epsilon() -> None:
+def test_whiten_of_one_token_is_zero_even_without_epsilon() -> None:
     assert whiten(torch.tensor([[3.0, 9.0]]), torch.tensor([[True, False]]), eps=0.0).tolist() == [[0.0, 0.0]]
 
 

@@ -15,7 +15,7 @@ class TestReplace:
 
     def test_a_mapping_reaches_down(self):
         changed = algorithms.dapo().replace(filter={"keep": {"tolerance": 0.1}})
-        assert changed.filter.keep == use(filters.nonzero_range, tolerance=0.1)
+        assert changed.filter.keep == use(filters.varied_scores, tolerance=0.1)
         assert changed.filter.metric == "acc"
 
     def test_another_function_begins_from_its_own_defaults(self):

@@ -3,11 +3,11 @@
 import re
 
 from rlprims.algorithms import Algorithm
-from tests.algorithms.algorithm_tables import PAGE, page
+from tools.algorithm_tables import PAGE, page
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    """Write them anew with ``python -m tests.algorithms.algorithm_tables``."""
+    """Write them anew with ``python -m tools.algorithm_tables``."""
     assert page(PAGE.read_text()) == PAGE.read_text()
 
 

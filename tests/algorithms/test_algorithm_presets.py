@@ -8,7 +8,7 @@ from rlprims.algorithms import PRESETS, LossTerm, policy_objective, use
 
 MEASURED = {"values", "old_log_probs", "ref_log_probs", "baseline_scores", "entropies"}
 """Data that costs a forward pass, a model, or a generation."""
-ENTROPY_BONUS = LossTerm(coefficient=0.01, loss=use(losses.entropy))
+ENTROPY_BONUS = LossTerm(coefficient=0.01, loss=use(losses.negative_entropy))
 
 
 def best_of_both(rewards, values, baseline_scores, response_mask, rollout_log_probs=None, *, share: float = 0.5):
@@ -169,7 +169,7 @@ def test_a_controller_is_a_stage_too():
     assert dict(ppo.uses())["kl_in_reward"].fn is controllers.AdaptiveKL
 
 
-def test_what_is_asked_of_the_policy_before_each_update_and_of_the_losses():
+def test_presets_need_entropies_before_an_update_or_in_a_loss():
     dapo = algorithms.dapo()
     assert dapo.token_weight_needs == frozenset()
     assert "entropies" in algorithms.high_entropy().token_weight_needs

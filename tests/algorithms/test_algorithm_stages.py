@@ -69,7 +69,7 @@ class TestPolicyObjective:
 
     def test_the_entropy_term_rewards_entropy(self):
         entropies = torch.tensor([[0.5, 0.7], [0.6, nan]], requires_grad=True)
-        term = LossTerm(coefficient=0.01, loss=use(losses.entropy))
+        term = LossTerm(coefficient=0.01, loss=use(losses.negative_entropy))
         with_bonus = self.objective({**self.data, "entropies": entropies}, loss_terms=[term])
         close(with_bonus - self.objective(), -0.01 * 0.6)
         with_bonus.backward()
@@ -78,7 +78,7 @@ class TestPolicyObjective:
     def test_terms_add_up(self):
         data = {**self.data, "entropies": torch.ones(2, 2), "ref_log_probs": self.data["log_probs"] - 1}
         kl = LossTerm(coefficient=0.1, loss=use(losses.kl, value="k1"))
-        bonus = LossTerm(coefficient=0.2, loss=use(losses.entropy))
+        bonus = LossTerm(coefficient=0.2, loss=use(losses.negative_entropy))
         both = self.objective(data, loss_terms=[kl, bonus])
         close(both - self.objective(), 0.1 * 1 - 0.2 * 1)
 
@@ -265,7 +265,7 @@ class TestValueObjective:
             "returns": torch.tensor([[0.0, 0.0], [1.0, nan]]),
             "response_mask": MASK,
         }
-        ppo = algorithms.ppo().replace(value_loss=use(losses.value, clip=None))
+        ppo = algorithms.ppo().replace(value_loss=use(losses.value_loss, clip=None))
         close(algorithms.value_objective(ppo, data), (0.5 + 2.0 + 2.0) / 3)
 
     def test_without_a_critic(self):
@@ -323,7 +323,7 @@ class TestAssessGroups:
 
     def test_an_unknown_metric_is_not_called_constant(self):
         data = {**self.data, "scores": torch.zeros(8)}
-        assert filter_groups(algorithms.dapo(), data)[6:] == ["acc does not pass filters.nonzero_range"] * 2
+        assert filter_groups(algorithms.dapo(), data)[6:] == ["acc does not pass filters.varied_scores"] * 2
 
     def test_a_filter_of_other_columns_has_no_metric(self):
         components = torch.tensor([[1, 0], [0, 1], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0], [0, 1]], dtype=torch.float32)
@@ -332,9 +332,9 @@ class TestAssessGroups:
         assert filter_groups(gdpo, data)[::2] == [
             None, *["does not pass filters.varied_components"] * 2, None
         ]  # fmt: skip
-        complete = algorithms.dapo().replace(filter={"keep": filters.completed})
+        complete = algorithms.dapo().replace(filter={"keep": filters.completed_groups})
         data["ended"] = torch.tensor([Ended.STOP] * 5 + [Ended.LENGTH] + [Ended.STOP] * 2)
-        assert filter_groups(complete, data)[::2] == [None, None, "does not pass filters.completed", None]
+        assert filter_groups(complete, data)[::2] == [None, None, "does not pass filters.completed_groups", None]
 
     def test_without_acc_it_looks_at_the_scores(self):
         """A verifier that returns one number: the groups of the DAPO filter are those of a verifier with acc."""

@@ -21,7 +21,7 @@ CHANGED = {
     "terms": lambda: algorithms.grpo().replace(
         loss_terms=[
             LossTerm(coefficient=0.1, loss=use(losses.kl, value="k3", gradient="k2")),
-            LossTerm(coefficient=0.01, loss=use(losses.entropy)),
+            LossTerm(coefficient=0.01, loss=use(losses.negative_entropy)),
         ]
     ),
     "two shapings": lambda: algorithms.dapo().replace(
@@ -34,7 +34,7 @@ CHANGED = {
     "no upper bound": lambda: algorithms.ppo().replace(policy_loss={"clip_high": math.inf}),
     "a small number": lambda: algorithms.grpo().replace(advantage={"eps": 1e-9}),
     "corrections": lambda: algorithms.dapo().replace(
-        corrections=[use(corrections.tis, high=3.0), corrections.veto], token_selection=filters.high_entropy
+        corrections=[use(corrections.tis, high=3.0), corrections.token_veto], token_selection=filters.high_entropy
     ),
     "a term on some tokens": lambda: algorithms.grpo().replace(
         loss_terms=[LossTerm(coefficient=0.1, loss=use(losses.nll), tokens=use(algorithms.is_correct, threshold=0.5))]
@@ -110,6 +110,6 @@ class TestLambda:
             algorithms.reinforce().replace(policy_loss=inner).to_json()
 
 
-def test_it_is_frozen():
+def test_an_algorithm_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         algorithms.ppo().epochs = 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlprims import advantage, algorithms, controllers, filters, losses, rewards
-from rlprims.algorithms import Use, import_path, use
+from rlprims.algorithms import BoundFunction, import_path, use
 
 
 def scaled_surprise(
@@ -79,11 +79,11 @@ class TestShortNames:
         assert mine.policy_loss == use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 
     def test_ones_own_module_of_that_name_comes_first(self, tmp_path, monkeypatch):
-        (tmp_path / "filters.py").write_text("def finite(scores, group_ids):\n    return scores == scores\n")
+        (tmp_path / "filters.py").write_text("def finite_scores(scores, group_ids):\n    return scores == scores\n")
         monkeypatch.syspath_prepend(tmp_path)
         try:
-            assert import_path("filters.finite").__module__ == "filters"
-            assert import_path("filters.nonzero_range") is filters.nonzero_range
+            assert import_path("filters.finite_scores").__module__ == "filters"
+            assert import_path("filters.varied_scores") is filters.varied_scores
         finally:
             sys.modules.pop("filters", None)
 
@@ -139,7 +139,7 @@ class TestStrangersFunction:
     def test_it_is_stored_by_the_path_of_its_module(self):
         part = use(scaled_surprise, scale=0.5)
         assert part.model_dump(mode="json") == {"fn": f"{__name__}.scaled_surprise", "scale": 0.5}
-        assert Use.model_validate_json(part.model_dump_json()) == part
+        assert BoundFunction.model_validate_json(part.model_dump_json()) == part
 
 
 class TestCall:
@@ -162,7 +162,7 @@ class TestCall:
             use(scaled_surprise, scale=1)(data)
 
 
-def test_it_is_written_as_a_call():
+def test_a_bound_function_is_written_as_a_call():
     assert str(use(losses.clipped_surrogate, clip_low=0.1)) == "losses.clipped_surrogate(clip_low=0.1)"
     assert str(use(losses.reinforce)) == "losses.reinforce"
 

@@ -316,7 +316,9 @@ ENTRIES: dict[tuple[str, str], Entry] = {
     ("verl-0.9", "reinforce_pp_baseline"): Entry(verl_rewards("reinforce_plus_plus_baseline"), VERL_PPO),
     ("verl-0.9", "opo"): Entry(verl_rewards("opo"), VERL_PPO),
     ("verl-0.9", "gpg"): Entry(verl_rewards("gpg"), verl_loss("gpg", lambda c: {})),
-    ("verl-0.9", "pass_at_k"): Entry(Recorded("advantage.grpo_passk", verl_rows, verl_eps, verl_divides), VERL_PPO),
+    ("verl-0.9", "pass_at_k_training"): Entry(
+        Recorded("advantage.grpo_passk", verl_rows, verl_eps, verl_divides), VERL_PPO
+    ),
     ("verl-0.9", "gdpo"): Entry(verl_rewards("gdpo", discounts("weights", eps="epsilon")), VERL_PPO),
     ("verl-0.9", "gspo"): Entry(VERL_GRPO, verl_loss("gspo", mode="seq-mean-token-mean")),
     ("verl-0.9", "cispo"): Entry(VERL_GRPO, verl_loss("cispo", weights)),

@@ -24,7 +24,7 @@ def rows(*marks: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("preset", [algorithms.echo, algorithms.luffy, algorithms.chord, algorithms.sft])
-def test_nothing_is_found_fault_with(preset: Any) -> None:
+def test_check_finds_no_fault_with_mixed_presets(preset: Any) -> None:
     assert check(preset()) == []
 
 

@@ -140,7 +140,7 @@ def test_rows_that_were_left_out_stay_so() -> None:
     assert only_rows(data, torch.tensor([True, True, False]))["valid_rows"].tolist() == [True, False, False]
 
 
-def test_what_is_missing_is_asked_for() -> None:
+def test_mixture_objective_asks_for_missing_totals() -> None:
     data = batch(0)
     with pytest.raises(ValueError, match=r"the batch has no totals: add mixture_counts"):
         mixture_objective(SPECS, data)

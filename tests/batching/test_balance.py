@@ -36,7 +36,7 @@ def lognormal(rows: int, seed: int = 0, mean: float = 6.5) -> np.ndarray:
 
 @pytest.mark.parametrize("method", METHODS)
 @given(ROWS, st.integers(1, 8))
-def test_every_row_once_and_no_part_empty(method: str | None, lengths: list[int], parts: int) -> None:
+def test_balance_has_every_row_once_and_no_part_empty(method: str | None, lengths: list[int], parts: int) -> None:
     parts = min(parts, len(lengths))
     got = balance(lengths, parts, method=method)
     assert len(got) == parts
@@ -184,7 +184,7 @@ def test_workload_counts_long_rows_more() -> None:
         (lambda: balance([1, 2], 2, method="greedy"), "method='greedy', expected 'longest_first' or 'karmarkar_karp'"),
     ],
 )
-def test_what_cannot_be_done_is_refused(call: object, blamed: str) -> None:
+def test_balance_refuses_impossible_sizes(call: object, blamed: str) -> None:
     with pytest.raises(ValueError, match=blamed):
         call()
 

@@ -12,7 +12,7 @@ LENGTHS = st.lists(st.integers(0, 50), max_size=40)
 
 
 @given(LENGTHS, st.integers(50, 300))
-def test_every_row_once_and_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_micro_batches_have_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = micro_batches(lengths, max_tokens=budget)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -34,7 +34,7 @@ def test_only_the_last_could_take_another_row(lengths: list[int], budget: int) -
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(12, 40))
-def test_no_division_has_fewer(lengths: list[int], budget: int) -> None:
+def test_micro_batches_are_the_fewest(lengths: list[int], budget: int) -> None:
     def fits(owners: tuple[int, ...]) -> bool:
         parts = [[x for x, o in zip(lengths, owners, strict=True) if o == part] for part in set(owners)]
         return all(len(part) * max(part) <= budget for part in parts)
@@ -43,11 +43,11 @@ def test_no_division_has_fewer(lengths: list[int], budget: int) -> None:
     assert len(micro_batches(lengths, max_tokens=budget)) == min(sizes)
 
 
-def test_it_does_not_depend_on_the_order_of_equal_rows() -> None:
+def test_micro_batches_do_not_depend_on_the_order_of_equal_rows() -> None:
     assert micro_batches([4, 4, 4, 4], max_tokens=8) == [[0, 1], [2, 3]]
 
 
-def test_no_rows() -> None:
+def test_micro_batches_of_no_rows() -> None:
     assert micro_batches([], max_tokens=8) == []
 
 

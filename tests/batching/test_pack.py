@@ -22,7 +22,7 @@ def fewest(lengths: list[int], budget: int) -> int:
 
 
 @given(LENGTHS, st.integers(50, 200))
-def test_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_pack_has_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     parts = pack(lengths, max_tokens=budget)
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
     for part in parts:
@@ -74,7 +74,7 @@ def test_groups_stay_together() -> None:
     assert pack([6, 4, 4, 5], ["a", "a", "b", "b"], max_tokens=10) == [[0, 1], [2, 3]]
 
 
-def test_no_rows() -> None:
+def test_pack_of_no_rows() -> None:
     assert pack([], max_tokens=8) == []
 
 
@@ -86,7 +86,7 @@ def test_no_rows() -> None:
         (lambda: pack([3, 3], max_tokens=8, min_parts=3), "min_parts=3, expected at most 2"),
     ],
 )
-def test_what_cannot_be_done_is_refused(call: object, blamed: str) -> None:
+def test_pack_refuses_impossible_sizes(call: object, blamed: str) -> None:
     with pytest.raises(ValueError, match=blamed):
         call()
 

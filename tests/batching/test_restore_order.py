@@ -8,13 +8,13 @@ from rlprims.batching import balance, micro_batches, pack, restore_order
 
 
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=40))
-def test_what_was_divided_is_in_its_old_order_again(lengths: list[int]) -> None:
+def test_restore_order_of_divided_rows_is_the_old_order(lengths: list[int]) -> None:
     for parts in (balance(lengths, 3), pack(lengths, max_tokens=60), micro_batches(lengths, max_tokens=60)):
         end_to_end = [f"row {row}" for part in parts for row in part]
         assert [end_to_end[place] for place in restore_order(parts)] == [f"row {row}" for row in range(len(lengths))]
 
 
-def test_no_rows() -> None:
+def test_restore_order_of_no_rows() -> None:
     assert restore_order([]) == restore_order([[], []]) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from rlprims.environments import Completion, Environment, Episode, Limits, TextRenderer, rollout
+from rlprims.environments import Completion, Environment, Episode, EpisodeLimits, TextRenderer, rollout
 from rlprims.interop import gym, openenv, reasoning_gym, textarena
 from rlprims.trainer.config import load_config
 from rlprims.trainer.loop import Trainer
@@ -40,7 +40,7 @@ def played(environment: Environment, *answers: str) -> Episode:
         ids = [ord(letter) for letter in answers[turn]]
         return Completion(ids, [-0.5] * len(ids))
 
-    return asyncio.run(rollout(environment, sample, TextRenderer(Letters()), Limits(turns=len(answers))))
+    return asyncio.run(rollout(environment, sample, TextRenderer(Letters()), EpisodeLimits(turns=len(answers))))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def trained(model: Path, folder: Path, rows: list[dict[str, Any]], environment: 
         "algorithm": {"preset": "grpo", "kl_coef": 0.0, "group_size": 2},
         "model": {"path": str(model)},
         "data": {"train": str(tiny.write_jsonl(folder / "rows.jsonl", rows)), "environment": environment},
-        "sampling": {"max_new_tokens": 8}, "limits": {"turns": 3},
+        "sampling": {"max_new_tokens": 8}, "episode_limits": {"turns": 3},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     config = load_config(folder / "config.yaml")

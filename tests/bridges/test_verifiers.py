@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from rlprims._event_loop import event_loop
-from rlprims.environments import Completion, Episode, Limits, Message, Start, Step, TextRenderer, answer_calls, rollout
+from rlprims.environments import (
+    Completion,
+    Episode,
+    EpisodeLimits,
+    FirstMessages,
+    Message,
+    Step,
+    TextRenderer,
+    answer_calls,
+    rollout,
+)
 from rlprims.environments import tool as as_tool
 from rlprims.interop.verifiers import Verifiers, rows, to_verifiers
 from tests.bridges.test_bridges import Letters, no_failures, played, trained
@@ -130,7 +140,7 @@ def test_an_error_costs_its_episode() -> None:
     assert played(Verifiers(f"{HERE}.guess", 7), "7").score == 1.0  # the same environment, later
 
 
-def test_its_own_time_ends_while_the_model_writes() -> None:
+def test_time_limit_of_a_verifiers_environment_ends_while_the_model_writes() -> None:
     async def sample(*_: Any) -> Completion:
         await asyncio.sleep(0.5)
         return Completion([ord("7")], [-0.5])
@@ -205,7 +215,7 @@ class Shopping:
     def __init__(self, question: str, answer: str = "") -> None:
         self.question, self.answer = question, answer
 
-    def reset(self) -> Start:
+    def reset(self) -> FirstMessages:
         return [{"role": "user", "content": self.question}], [price]
 
     def step(self, message: Message) -> Step:
@@ -224,7 +234,7 @@ class Shopping:
 
 
 class Slow(Shopping):
-    async def reset(self) -> Start:  # type: ignore[override]
+    async def reset(self) -> FirstMessages:  # type: ignore[override]
         await asyncio.sleep(60)
         return []
 
@@ -343,4 +353,4 @@ def test_ours_within_theirs_played_here(monkeypatch: pytest.MonkeyPatch) -> None
     assert there.columns["acc"] == 1.0
     assert contents(here)[:4] == contents(there) == ["Two apples?", "", "30", "60"]
     assert [turn.token_ids for turn in here.turns] == [turn.token_ids for turn in there.turns]
-    assert Limits().turns >= len(there.turns)
+    assert EpisodeLimits().turns >= len(there.turns)

@@ -28,12 +28,12 @@ def test_by_hand() -> None:
     assert batch_normalized(Weights(VALUES), MASK, per="sequence").values.tolist() == (VALUES / 2.5).tolist()
 
 
-def test_they_account_for_the_same_gaps() -> None:
+def test_batch_normalized_accounts_for_the_same_gaps() -> None:
     weights = tis(torch.zeros(3, 3), torch.ones(3, 3), MASK)
     assert batch_normalized(weights, MASK).corrected == weights.corrected
 
 
-def test_where_all_is_rejected_nothing_is_divided() -> None:
+def test_batch_normalized_divides_nothing_where_all_is_rejected() -> None:
     for per in ("token", "sequence"):
         assert batch_normalized(Weights(VALUES * 0), MASK, per=per).values.tolist() == (VALUES * 0).tolist()
 

@@ -60,7 +60,7 @@ def test_on_policy_every_weight_is_one() -> None:
 
 
 @given(st.integers(0, 2**31), st.floats(0.5, 40.0))
-def test_it_is_the_clipped_exponential_of_discounted_returns_of_log_ratios(seed: int, half_life: float) -> None:
+def test_fipo_is_the_clipped_exponential_of_discounted_returns_of_log_ratios(seed: int, half_life: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     d = torch.randn(4, 9, generator=generator, dtype=torch.float64)
     mask = torch.rand(4, 9, generator=generator) < 0.8
@@ -76,14 +76,14 @@ def test_tokens_of_a_large_ratio_are_left_out_of_the_future_and_still_weighed() 
     torch.testing.assert_close(got, rows([0.1 + 0.2 / 4, 0.2 / 2, 0.2]).exp(), **CLOSE)
 
 
-def test_what_is_to_be_unlearned_and_is_far_more_likely_now_weighs_one_at_most() -> None:
+def test_fipo_weighs_likelier_tokens_to_be_unlearned_one_at_most() -> None:
     d = rows([math.log(5.0), math.log(3.0)])
     assert weights(d, a=-1.0).tolist() == [[1.0, 1.2]]
     assert weights(d, a=1.0).tolist() == [[1.2, 1.2]]
     assert weights(-d, a=-1.0, w_min=0.8).tolist() == [[0.8, 0.8]]
 
 
-def test_only_the_future_counts() -> None:
+def test_fipo_counts_only_the_future() -> None:
     """A token's weight does not see the tokens before it."""
     d = rows([0.1, 0.2, 0.3])
     changed = rows([9.0, 0.2, 0.3])
@@ -100,7 +100,7 @@ def test_the_weighed_loss_is_that_of_weighed_advantages() -> None:
     torch.testing.assert_close(got, clipped_surrogate(d, torch.zeros_like(d), a * f.values, mask), **CLOSE)
 
 
-def test_it_accounts_for_no_gap() -> None:
+def test_fipo_accounts_for_no_gap() -> None:
     d = rows([0.1])
     mask = torch.ones_like(d, dtype=torch.bool)
     product = tis(d, torch.zeros_like(d), mask) * fipo(d, torch.zeros_like(d), d, mask)

@@ -108,7 +108,7 @@ def test_trl_1_16() -> None:
         assert got == pytest.approx([want] * len(log_ratios), abs=2e-6)
 
 
-def test_no_gradient_leaves_it() -> None:
+def test_importance_weights_have_no_gradient() -> None:
     x: Tensor = torch.zeros(1, 2, requires_grad=True)
     assert not importance_weights(x, x + 1, torch.ones(1, 2, dtype=torch.bool)).values.requires_grad
 

@@ -37,7 +37,7 @@ def test_the_mean_is_over_the_valid_tokens() -> None:
     assert got.values.tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
-def test_it_is_a_constant_gate() -> None:
+def test_opsm_is_a_constant_gate() -> None:
     got = opsm(NOW.clone().requires_grad_(), SAMPLER, A, MASK, delta=0.5)
     assert not got.values.requires_grad
     assert got.corrected == frozenset()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlprims.corrections import Weights, geometric, icepop, mis, seq_mask_tis, tis, veto
+from rlprims.corrections import Weights, geometric_gate, icepop, mis, seq_mask_tis, tis, token_veto
 from rlprims.testing import check_weights
 from tests.records import Record, one_more
 
@@ -13,9 +13,12 @@ RECORDS = [
     Record("corrections.tis", check_weights, matters={"high": 1.01}),
     Record("corrections.icepop", check_weights, matters={"low": 0.95, "high": 1.01}),
     Record("corrections.mis", check_weights, matters={"high": 1.01, "all_reduce_rows": one_more}),
-    Record("corrections.geometric", check_weights, matters={"low": 0.9, "high": 1.1}),
+    Record("corrections.geometric_gate", check_weights, matters={"low": 0.9, "high": 1.1}),
     Record(
-        "corrections.geometric", check_weights, call={"low": 0.9, "high": 1.1}, matters={"all_reduce_rows": one_more}
+        "corrections.geometric_gate",
+        check_weights,
+        call={"low": 0.9, "high": 1.1},
+        matters={"all_reduce_rows": one_more},
     ),
     Record(
         "corrections.seq_mask_tis",
@@ -23,7 +26,7 @@ RECORDS = [
         call={"low": 0.98, "high": 1.05},
         matters={"low": 0.9, "high": 1.1, "all_reduce_rows": one_more},
     ),
-    Record("corrections.veto", check_weights, matters={"low": 0.9, "high": 1.1, "all_reduce_rows": one_more}),
+    Record("corrections.token_veto", check_weights, matters={"low": 0.9, "high": 1.1, "all_reduce_rows": one_more}),
 ]
 
 
@@ -40,9 +43,9 @@ def values(fn, *responses: list[float], **options) -> list[list[float]]:
         (tis, [[0.1, 1.0, 2.0], [1.002, 0.999, 1.0]]),
         (icepop, [[0.0, 1.0, 4.0], [1.002, 0.999, 1.0]]),
         (mis, [[0.4] * 3, [1.000998] * 3]),
-        (geometric, [[0.0] * 3, [1.0] * 3]),
+        (geometric_gate, [[0.0] * 3, [1.0] * 3]),
         (seq_mask_tis, [[0.0] * 3, [1.002, 0.999, 1.0]]),
-        (veto, [[1.0] * 3, [1.0] * 3]),
+        (token_veto, [[1.0] * 3, [1.0] * 3]),
     ],
 )
 def test_by_hand(fn, want: list[list[float]]) -> None:
@@ -55,14 +58,14 @@ def test_mis_masks_the_product_above() -> None:
 
 def test_geometric_does_not_see_the_length_and_mis_does() -> None:
     long = [math.exp(0.0009)] * 2000
-    assert values(geometric, long)[0] == [1.0] * 2000
+    assert values(geometric_gate, long)[0] == [1.0] * 2000
     assert values(mis, long)[0] == [0.0] * 2000
 
 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.9e-4, 0.0), (1.1e-4, 1.0), (99.9, 1.0), (100.1, 0.0)])
-def test_one_token_is_a_veto(ratio: float, kept: float) -> None:
-    assert values(veto, [1.0, ratio, 1.0]) == [[kept] * 3]
-    assert values(veto, [1.0, ratio, 1.0], low=0.0, high=math.inf) == [[1.0] * 3]
+def test_token_veto_of_one_token(ratio: float, kept: float) -> None:
+    assert values(token_veto, [1.0, ratio, 1.0]) == [[kept] * 3]
+    assert values(token_veto, [1.0, ratio, 1.0], low=0.0, high=math.inf) == [[1.0] * 3]
 
 
 def test_seq_mask_tis_does_not_cap_the_ratio_of_a_token() -> None:
@@ -74,7 +77,7 @@ def test_seq_mask_tis_does_not_cap_the_ratio_of_a_token() -> None:
     [
         (icepop, [0.51, 4.9], [0.49, 5.1]),
         (mis, [2.9], [3.1]),
-        (geometric, [0.9991, 1.0009], [0.9989, 1.0011]),
+        (geometric_gate, [0.9991, 1.0009], [0.9989, 1.0011]),
         (seq_mask_tis, [0.9991, 1.0019], [0.9989, 1.0021]),
     ],
 )

@@ -48,7 +48,7 @@ def test_the_bounds_of_k1_are_of_the_trainer_over_the_sampler() -> None:
     assert got == [[0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]]
 
 
-def test_without_low_nothing_is_too_small() -> None:
+def test_rejection_without_low_takes_any_small_ratio() -> None:
     assert kept([1e-9, 1.0, 2.1], estimator="k1", level="token", high=2.0) == [[1.0, 1.0, 0.0]]
 
 
@@ -94,7 +94,7 @@ def test_unknown_and_impossible_tokens_are_rejected(estimator: str) -> None:
     assert got.values.tolist() == [[0.0], [0.0], [1.0]]
 
 
-def test_it_accounts_for_nothing_and_has_no_gradient() -> None:
+def test_rejection_accounts_for_no_gap_and_has_no_gradient() -> None:
     x = torch.zeros(1, 2, requires_grad=True)
     got = rejection(x, x + 1, torch.ones(1, 2, dtype=torch.bool), high=math.inf)
     assert got.corrected == frozenset()
@@ -113,6 +113,6 @@ def test_it_accounts_for_nothing_and_has_no_gradient() -> None:
         ("low", {"estimator": "k1", "low": 1.1, "high": 2.0}),
     ],
 )
-def test_what_rejects_policies_that_agree_is_refused(blamed: str, options: dict) -> None:
+def test_rejection_refuses_bounds_that_reject_equal_policies(blamed: str, options: dict) -> None:
     with pytest.raises(ValueError, match=blamed):
         kept([1.0], **options)

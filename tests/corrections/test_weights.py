@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from rlprims.corrections import Weights, geometric, importance_weights, mis, seq_mask_tis, tis, veto
+from rlprims.corrections import Weights, geometric_gate, importance_weights, mis, seq_mask_tis, tis, token_veto
 from rlprims.losses import clipped_surrogate, count_totals, token_mean
 from rlprims.testing import check_reward
 from tests.records import Record
@@ -20,12 +20,12 @@ MASK = torch.ones(2, 3, dtype=torch.bool)
 
 
 def test_a_product_multiplies_the_values() -> None:
-    got = tis(TRAINER, SAMPLER, MASK) * veto(TRAINER, SAMPLER, MASK)
+    got = tis(TRAINER, SAMPLER, MASK) * token_veto(TRAINER, SAMPLER, MASK)
     assert got.values.tolist() == [pytest.approx([1.25, 0.8, 1.0]), [0.0, 0.0, 0.0]]
 
 
 def test_a_product_accounts_for_the_gaps_of_both() -> None:
-    weights, gate = tis(TRAINER, SAMPLER, MASK), geometric(TRAINER, SAMPLER, MASK)
+    weights, gate = tis(TRAINER, SAMPLER, MASK), geometric_gate(TRAINER, SAMPLER, MASK)
     assert weights.corrected == {"rollout->old"}
     assert gate.corrected == frozenset()
     assert (gate * weights * gate).corrected == {"rollout->old"}
@@ -37,12 +37,14 @@ def test_the_same_gap_is_not_corrected_twice() -> None:
     with pytest.raises(ValueError, match="correcting twice: both factors account for rollout->old"):
         tis(TRAINER, SAMPLER, MASK) * mis(TRAINER, SAMPLER, MASK)
     with pytest.raises(ValueError, match="correcting twice"):
-        veto(TRAINER, SAMPLER, MASK) * seq_mask_tis(TRAINER, SAMPLER, MASK) * importance_weights(TRAINER, SAMPLER, MASK)
+        token_veto(TRAINER, SAMPLER, MASK) * seq_mask_tis(TRAINER, SAMPLER, MASK) * importance_weights(
+            TRAINER, SAMPLER, MASK
+        )
 
 
 def test_rejected_tokens_count_unless_they_leave_the_mask() -> None:
     advantages = torch.ones(2, 3, dtype=torch.float64)
-    gate = veto(TRAINER, SAMPLER, MASK)
+    gate = token_veto(TRAINER, SAMPLER, MASK)
     losses = clipped_surrogate(TRAINER, TRAINER, advantages, MASK)
     assert token_mean(losses * gate.values, MASK).item() == pytest.approx(-0.5)
     kept = MASK & (gate.values > 0)
@@ -52,7 +54,7 @@ def test_rejected_tokens_count_unless_they_leave_the_mask() -> None:
 
 def test_a_loss_with_weights_compiles_in_one_graph() -> None:
     def loss(log_probs: torch.Tensor) -> torch.Tensor:
-        weights = tis(TRAINER, SAMPLER, MASK) * veto(TRAINER, SAMPLER, MASK)
+        weights = tis(TRAINER, SAMPLER, MASK) * token_veto(TRAINER, SAMPLER, MASK)
         return token_mean(
             clipped_surrogate(log_probs, TRAINER, torch.ones_like(log_probs), MASK) * weights.values, MASK
         )

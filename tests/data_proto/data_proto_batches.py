@@ -1,9 +1,14 @@
 """A batch with a field of every kind, and the plain view of one."""
 
+from importlib.metadata import version
+
 import numpy as np
 import torch
 
 from rlprims.interop.verl import DataProto
+
+HAS_OBJECTS_OF_NO_ROWS = tuple(map(int, version("tensordict").split(".")[:2])) >= (0, 15)
+"""Older ones cannot hold such a column, and ``to_tensordict`` says so."""
 
 
 def jagged(rows: list[list[float]]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from rlprims.interop.verl import DataProto
-from tests.data_proto.data_proto_batches import make, rows_of
+from tests.data_proto.data_proto_batches import HAS_OBJECTS_OF_NO_ROWS, make, rows_of
 
 MOST_ROWS = 24
 small = st.integers(0, 3)
@@ -35,6 +35,10 @@ def plain_rows(count):
         }
         for row in range(count)
     ]
+
+
+def in_any_order(rows):
+    return sorted(repr(sorted(row.items())) for row in rows)
 
 
 class Batches(RuleBasedStateMachine):
@@ -200,7 +204,7 @@ class Batches(RuleBasedStateMachine):
         assert [len(part) for part in mini] == [len(rows) // parts] * parts * 2
         for epoch in (mini[:parts], mini[parts:]):
             passed = [row for part in epoch for row in rows_of(part)]
-            assert passed == rows if seed is None else sorted(map(repr, passed)) == sorted(map(repr, rows))
+            assert passed == rows if seed is None else in_any_order(passed) == in_any_order(rows)
         return self.keep(mini[0], rows_of(mini[0]))
 
     @rule(target=batches, pair=batches, wanted=small)
@@ -217,7 +221,8 @@ class Batches(RuleBasedStateMachine):
 
     @rule(pair=batches)
     def through_a_tensordict(self, pair):
-        assert rows_of(DataProto.from_tensordict(pair[0].to_tensordict())) == pair[1]
+        if HAS_OBJECTS_OF_NO_ROWS or len(pair[0]):
+            assert rows_of(DataProto.from_tensordict(pair[0].to_tensordict())) == pair[1]
 
     @rule(target=batches, pair=batches, deepcopy=st.booleans())
     def select_and_move(self, pair, deepcopy):
@@ -234,9 +239,10 @@ class Batches(RuleBasedStateMachine):
     def pop_and_unite(self, pair):
         batch, rows = pair
         left = batch[:]
-        taken = left.pop(["ids", "tokens"], ["image"])
-        assert not {"ids", "tokens", "image"} & set(left.non_tensor_batch) | set(left.batch.keys()) & {"ids", "tokens"}
-        assert [set(row) for row in rows_of(taken)] == [{"ids", "tokens", "image"}] * len(rows)
+        popped = {"ids", "tokens"} & set(batch.batch.keys())  # a batch that was folded has no tokens
+        taken = left.pop(sorted(popped), ["image"])
+        assert not {"image"} & set(left.non_tensor_batch) | popped & set(left.batch.keys())
+        assert [set(row) for row in rows_of(taken)] == [popped | {"image"}] * len(rows)
         return self.keep(taken.union(left), rows)
 
     @rule(target=batches, pair=batches)

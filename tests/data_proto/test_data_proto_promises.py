@@ -115,6 +115,8 @@ def test_parts_of_a_locked_batch_may_get_fields():
     data.batch.lock_()
     for part in (data[:3], *data.chunk(2), *data.split(4), data[[1, 0]]):
         part["new"] = torch.zeros(len(part))
+        assert part["new"].tolist() == [0] * len(part)
+    assert "new" not in data
 
 
 def test_a_callers_dicts_stay_as_they_are():
@@ -235,7 +237,7 @@ def test_repeated_rows_share_no_memory(rows, interleave):
         (torch.zeros(2), jagged([[1.0], []])),
     ],
 )
-def test_what_is_not_alike_is_not_joined_even_where_there_is_nothing(one, two):
+def test_concat_refuses_different_kinds_even_of_no_rows(one, two):
     with pytest.raises(ValueError, match=r"concat: x has different kinds|rows of x have different shapes"):
         DataProto.concat([DataProto.from_dict({"x": one}), DataProto.from_dict({"x": two})])
 

@@ -138,7 +138,7 @@ def test_only_metadata_or_only_objects(tmp_path):
     assert len(DataProto.load(tmp_path / "rows")) == 3
 
 
-def test_what_cannot_be_saved_is_named_by_field_and_row(tmp_path):
+def test_save_names_field_and_row_that_it_cannot_write(tmp_path):
     tensor, array = torch.zeros(1, dtype=torch.complex128), np.array(["2020"], "M8[Y]")
     cases = {
         r"non_tensor_batch\['o'\], row 1: builtins.object": DataProto.from_dict(non_tensors={"o": [1, object()]}),
@@ -226,7 +226,7 @@ def test_an_interrupt_just_after_the_last_step_takes_nothing_away(tmp_path, monk
     assert len(DataProto.load(tmp_path / "b")) == 4
 
 
-def test_other_files_are_never_replaced(tmp_path):
+def test_save_never_replaces_files_of_others(tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("x")
     (tmp_path / "file").write_text("x")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlprims.environments import Call, answer_calls, parse_calls, tool
+from rlprims.environments import ToolCall, answer_calls, parse_calls, tool
 
 
 def search(query: str, limit: int = 3, *, order: Literal["new", "old"] = "new") -> str:
@@ -40,7 +40,7 @@ def test_a_schema_has_what_the_signature_and_the_docstring_say() -> None:
     }
 
 
-def test_what_is_no_tool_says_what_to_write() -> None:
+def test_a_function_that_is_no_tool_is_told_what_it_lacks() -> None:
     def silent(x: int) -> int:
         return x
 
@@ -88,13 +88,13 @@ def test_one_call_in_every_style(style: Any, text: str) -> None:
 
 def test_the_first_parameter_may_stand_alone_in_its_tag() -> None:
     [call] = parse_calls("<search>a < b</search>", "tags", tools=[tool(search)]).calls
-    assert call == Call("search", {"query": "a < b"})
+    assert call == ToolCall("search", {"query": "a < b"})
 
 
 def test_several_calls_in_their_order_with_a_bad_one_between() -> None:
     one, two = '<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": "b", "arguments": {}}</tool_call>'
     found = parse_calls(f"{one}x<tool_call>{{</tool_call>y{two}")
-    assert found.calls == [Call("a", {}), Call("b", {})]
+    assert found.calls == [ToolCall("a", {}), ToolCall("b", {})]
     assert found.content == "xy"
     assert len(found.malformed) == 1
 
@@ -121,7 +121,7 @@ def test_several_calls_in_their_order_with_a_bad_one_between() -> None:
         ("tags", "<search>a<query>b</query></search>"),
     ],
 )
-def test_what_cannot_be_read_is_one_malformed_call(style: Any, text: str) -> None:
+def test_parse_calls_counts_an_unreadable_one_as_malformed(style: Any, text: str) -> None:
     found = parse_calls(text, style, tools=[tool(search)])
     assert not found.calls
     assert len(found.malformed) == 1
@@ -156,7 +156,7 @@ PIECES = st.sampled_from([*TAGS, *OTHER])
 
 @given(style=st.sampled_from(["json", "xml", "tags"]), pieces=st.lists(PIECES | st.text(max_size=5), max_size=30))
 @settings(max_examples=80, deadline=None)
-def test_no_text_raises(style: Any, pieces: list[str]) -> None:
+def test_parse_calls_raises_for_no_text(style: Any, pieces: list[str]) -> None:
     found = parse_calls("".join(pieces), style, tools=[tool(search)])
     calls = [{"function": call._asdict()} for call in found.calls]
     message = {"tool_calls": calls, "malformed_calls": found.malformed}

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlprims.environments import Completion, Episode, Limits, Step, TextRenderer, answer_calls, rollout, tool
+from rlprims.environments import Completion, Episode, EpisodeLimits, Step, TextRenderer, answer_calls, rollout, tool
 from tests.environments.letters import END, Letters, random_text, says
 
 USER = {"role": "user", "content": "3+4="}
 
 
-def play(environment: Any, sample: Any = None, limits: Limits | None = None, sample_id: int = 0) -> Episode:
+def play(environment: Any, sample: Any = None, limits: EpisodeLimits | None = None, sample_id: int = 0) -> Episode:
     renderer = TextRenderer(Letters())
     return asyncio.run(rollout(environment, sample or says("7"), renderer, limits, sample_id=sample_id))
 
@@ -131,7 +131,7 @@ class Endless:
 def test_an_episode_that_never_ends_ends_at_a_limit(
     limits: dict[str, int], ended: str, cause: str, turns: int, sampled: int
 ) -> None:
-    episode = play(Endless(), limits=Limits(**limits))
+    episode = play(Endless(), limits=EpisodeLimits(**limits))
     assert (episode.ended, dict(episode.causes), len(episode.turns)) == (ended, {cause: 1}, turns)
     assert sum(len(turn.sampled_ids) for turn in episode.turns) == sampled
     assert episode.failure is None
@@ -141,7 +141,7 @@ def test_an_episode_that_never_ends_ends_at_a_limit(
 
 
 def test_a_turn_over_the_limit_of_calls_is_not_answered() -> None:
-    episode = play(Adds(), says(CALL), Limits(tool_calls=2))
+    episode = play(Adds(), says(CALL), EpisodeLimits(tool_calls=2))
     assert (episode.ended, len(episode.turns), episode.tool_calls) == ("turns", 3, 3)
     assert episode.causes == {"limit: tool_calls": 1}
     assert episode.score == 0.5
@@ -282,13 +282,13 @@ def test_one_that_hangs_costs_its_episode_and_not_the_others() -> None:
 
     async def all_of_them() -> list[Episode]:
         environments: list[Any] = [Waits(), Refuses(), Blocks(), Adds()]
-        renderer, limits = TextRenderer(Letters()), Limits(seconds=0.3)
+        renderer, limits = TextRenderer(Letters()), EpisodeLimits(seconds=0.3)
         return list(await asyncio.gather(*(rollout(e, says("7"), renderer, limits) for e in environments)))
 
     *hung, well = asyncio.run(all_of_them())
     released.set()
     assert [episode.ended for episode in hung] == ["timeout"] * 3
-    assert all("took longer than limits.seconds" in str(episode.failure) for episode in hung)
+    assert all("took longer than the limit of 0.3 seconds" in str(episode.failure) for episode in hung)
     assert (well.score, well.failure) == (1.0, None)
 
 
@@ -297,10 +297,10 @@ def test_the_time_of_the_sampler_is_not_the_environments() -> None:
         time.sleep(0.2)
         return says("7")(*args)
 
-    assert play(Adds(), slow, Limits(seconds=0.15)).failure is None
+    assert play(Adds(), slow, EpisodeLimits(seconds=0.15)).failure is None
 
 
-def test_what_the_sampler_raises_is_raised_and_the_environment_closed() -> None:
+def test_an_episode_raises_the_samplers_error_and_closes_its_environment() -> None:
     closed = []
 
     class Closes(Adds):
@@ -365,7 +365,7 @@ def test_rows_of_an_episode_hold_each_sampled_token_once_after_what_the_sampler_
         return random_text(prompt_ids, sample_id, turn)
 
     renderer = (Rewrites if rewrites else TextRenderer)(Letters())
-    episode = asyncio.run(rollout(Random(seed), sample, renderer, Limits(turns=turns), sample_id=seed))
+    episode = asyncio.run(rollout(Random(seed), sample, renderer, EpisodeLimits(turns=turns), sample_id=seed))
     rows = episode.rows()
     spans = {span.turn: (row, span) for row in rows for span in row.spans}
     assert sorted(spans) == sorted(asked) == list(range(len(episode.turns)))

@@ -154,7 +154,7 @@ def test_a_response_that_is_cut_within_a_character_is_its_tokens(
     assert all(line["score"] is not None for line in [*cut, *whole])
 
 
-def test_what_a_run_saves_loads_with_the_same_tokenizer(tokenizer: Any, run: Path) -> None:
+def test_the_policy_that_a_run_saved_loads_with_the_same_tokenizer(tokenizer: Any, run: Path) -> None:
     saved = run / "checkpoints" / "step_000002" / "policy"
     again = AutoTokenizer.from_pretrained(saved)
     assert (again.eos_token_id, again.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlprims.plan.memory import lengths_of, plan
+from rlprims.plan.memory import plan
+from rlprims.plan.sizes import lengths_of
 from rlprims.trainer.config import load_config
 
 ROOT = Path(__file__).parents[2]

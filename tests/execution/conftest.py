@@ -34,11 +34,11 @@ IN_ONE_PROCESS = {
     ("reward", "test_micro_batches_do_not_change_it"),
     ("critic", "test_micro_batches_do_not_change_the_step"),
     ("terms", "test_a_critic_of_rollouts"),
-    ("terms", "test_what_a_tool_answers_becomes_likelier"),
+    ("terms", "test_a_loss_term_on_tool_output_makes_it_likelier"),
     ("update", "test_an_entropy_bonus_raises_the_entropy"),
     ("update", "test_a_kl_term_draws_to_the_reference"),
     ("update", "test_the_learning_rate_follows_its_schedule"),
-    ("update", "test_what_is_praised_becomes_likelier"),
+    ("update", "test_update_makes_praised_responses_likelier"),
 }
 """Not on Ray, where each would start ranks of its own and show nothing of ranks.
 
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items):
         if backend is ADAPTED["local-lora"]:
             if item.callspec.params.get("interrupted") == "mixture":
                 return False  # adapters on all linear layers, and its experts are not layers
-            return file in OF_ADAPTERS and test != "test_it_is_the_step_that_torch_makes"
+            return file in OF_ADAPTERS and test != "test_update_is_the_step_that_torch_makes"
         if backend is CLUSTERS["ray-vllm"]:
             return file not in OF_TRAINING and item.callspec.params.get("at_once") != 3
         if backend is CLUSTERS["ray-vllm-v2"]:

@@ -1,4 +1,4 @@
-"""Tiny models of the types that are declared to be packed, or to have a fused head, and a batch for them."""
+"""Tiny models of the longest known types, in float64, and a batch for them."""
 
 from typing import Any
 
@@ -7,6 +7,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCABULARY = 32
+FAMILIES = (
+    *("cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral"),
+    *("olmo2", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2"),
+)
+"""Types that are also compared in float64, with divided layers and in ranks; the zoo has all."""
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

@@ -27,7 +27,6 @@ from rlprims.execution.ray._checkpoint import Saver
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._transfer import Gloo, Source
 from rlprims.execution.ray._wire import Endpoint, Receiver
-from rlprims.plan.memory import Shape, shape_of
 from rlprims.plan.scale import (
     checkpoint_bytes,
     copies_sent,
@@ -36,6 +35,7 @@ from rlprims.plan.scale import (
     scored_bytes,
     sync_bytes,
 )
+from rlprims.plan.sizes import Shape, shape_of
 from tests import tiny
 from tests.scale_measures import Measure, on_disk
 
@@ -129,14 +129,13 @@ def between_ranks(path: Path, shape: Shape) -> Iterator[Measure]:
 def held(path: Path, shape: Shape) -> Iterator[Measure]:
     """Of a rank: its shards, and in an update the whole gradients that wait for the last micro-batch."""
     of, waiting = training(path), []
-    scorer: Any = of._policy and of._policy.scorer
-    reduce_next = scorer.ranks.reduce_next
+    reduce_next = of.ranks.reduce_next
 
     def noted(module: Any, last: bool) -> None:
         waiting.append(sum(x.nbytes for x in whole_gradients(module)))
         reduce_next(module, last)
 
-    scorer.ranks = scorer.ranks._replace(reduce_next=noted)
+    of.ranks = of.ranks._replace(reduce_next=noted)
     update(of)
     yield Measure("whole gradients of a rank", "4 N", 4 * shape.parameters, max(waiting))
     state = of.policy

@@ -87,6 +87,29 @@ with ExitStack() as held:
 """
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+            "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: ...",
+            "its process was killed or crashed: out of memory, signal 9, or a fault in native code",
+        ),
+        (
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+            "Worker exits unexpectedly. Worker exits with an exit code 1. The process receives a SIGTERM.",
+            "Worker exits with an exit code 1. The process receives a SIGTERM",
+        ),
+        ("The actor is dead because it was killed by `ray.kill`.", "it was killed by `ray.kill`"),
+        ("The actor died because of an error raised in its creation task\nValueError: no", "ValueError: no"),
+    ],
+)
+def test_the_death_of_a_worker_is_told_in_a_few_words(words: str, reason: str) -> None:
+    from rlprims.execution.ray._calls import reason_of
+
+    assert reason_of(f"The actor died unexpectedly before finishing this task.\n\tpid: 7\n{words}\n") == reason
+
+
 def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     command, pipe = [sys.executable, "-c", script, *arguments], subprocess.PIPE
     pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
@@ -109,7 +132,7 @@ def test_an_address_without_a_cluster_is_told_in_a_line(short: Path) -> None:
     nobody_there = "DEAD: no Ray cluster is there ([Errno 111] Connection refused); start one there by 'ray start"
     assert [line.partition(nobody_there)[0] for line in told[:2]] == ["ray.address=", "RAY_ADDRESS="]
     assert told[3].startswith("ray.address=http://127.0.0.1:8265: Invalid Ray address")
-    assert told[4].startswith("ray.address=DEAD: expected an answer from Ray within 2 s, got none; ")
+    assert told[4].startswith("ray.address=DEAD: no answer from Ray within 2 s; if its head listens on loopback ")
     assert told[2].startswith("ray.address=auto: Could not find any running Ray instance") or told[2] == "None"
 
 

@@ -8,7 +8,7 @@ from rlprims.algorithms import use
 from rlprims.execution import OptimizerConfig
 from tests.execution.execution_contract import identical, training_batch, weights, with_columns
 
-PPO = algorithms.ppo().replace(value_loss=use(losses.value))
+PPO = algorithms.ppo().replace(value_loss=use(losses.value_loss))
 SLOW = OptimizerConfig(lr=1e-3)
 
 
@@ -27,7 +27,7 @@ def test_the_first_loss_is_that_of_zeros(fresh, batch):
     assert report.loss == pytest.approx(float((returns**2).mean() / 2), rel=1e-5)
 
 
-def test_it_learns_a_fixed_batch(fresh, batch):
+def test_the_critic_learns_a_fixed_batch(fresh, batch):
     execution = fresh(PPO, critic_optimizer=SLOW)
     reports = [execution.update_critic(batch, PPO) for _ in range(30)]
     assert reports[-1].loss < 0.2 * reports[0].loss

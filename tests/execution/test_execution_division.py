@@ -44,7 +44,7 @@ def test_a_prompt_is_read_on_one_rank_where_that_is_less_to_read():
     assert max(read(batch, part) for part in apart) > 100  # both prompts
 
 
-def test_and_anywhere_where_long_responses_are_what_there_is_to_read():
+def test_rows_of_a_prompt_go_anywhere_if_their_responses_are_long():
     from rlprims.execution.ray._worker_group import divided
 
     batch = batch_of([2, 2, 2, 3], [90, 90, 90, 1])

@@ -33,6 +33,12 @@ class TestASampleIsAFunctionOfSeedAndId:
             assert torch.equal(again[name], sampled[name][rows]), name
         torch.testing.assert_close(again["rollout_log_probs"], sampled["rollout_log_probs"][rows], rtol=1e-5, atol=1e-5)
 
+    def test_without_a_width_prompts_are_padded_to_the_longest_of_the_batch(self, execution, sampled):
+        longest = max(map(len, prompts()["prompt_ids"]))
+        again = generate(execution, prompts(), width=None)
+        assert torch.equal(again["prompts"], sampled["prompts"][:, WIDTH - longest :])
+        assert torch.equal(again["responses"], sampled["responses"])
+
     def test_other_ids_are_other_samples(self, execution):
         batch = generate(execution, prompts(["1+2="] * 16))
         assert len({tuple(row) for row in responses(batch)}) >= 14
@@ -261,6 +267,6 @@ class TestShape:
         assert batch["prompts"].shape == (0, WIDTH)
         assert execution.log_probs(batch).shape == (0, LIMIT)
 
-    def test_what_a_trainer_reads(self, execution):
+    def test_an_execution_has_the_pad_token_and_context_window(self, execution):
         assert execution.pad_token_id == tiny.PAD_ID
         assert execution.context_window == 128

@@ -143,8 +143,8 @@ def test_the_update_is_the_one_of_masked_logits(fresh, model_path, without_engin
     report = execution.update(with_columns(batch, **columns), REINFORCE)
     assert report.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert report.grad_norm == pytest.approx(norm, rel=1e-5)
-    assert float(report.metrics["kept_mass"].value()) == pytest.approx(sum(mass) / len(mass), rel=1e-5)
-    assert float(report.metrics["outside_kept"].value()) == 0
+    assert float(report.metrics["support_mass"].value()) == pytest.approx(sum(mass) / len(mass), rel=1e-5)
+    assert float(report.metrics["outside_support"].value()) == 0
 
 
 def test_the_sets_follow_their_rows_through_a_batch(execution, tmp_path):

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel
 
 from rlprims import algorithms
-from rlprims.execution.hf._adapters import trained
 from tests import tiny
 from tests.execution.execution_contract import (
     OPTIMIZER,
@@ -27,6 +26,10 @@ GRPO = algorithms.grpo()
 PPO = algorithms.ppo()
 REINFORCE = algorithms.reinforce()
 LORA = {"rank": 4, "alpha": 8}
+
+
+def trained(model):
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def scores(module, batch, row=0):
 
 class TestThePolicy:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_it_begins_as_the_model_itself(self, path, batch, dtype):
+    def test_adapters_begin_as_the_model_itself(self, path, batch, dtype):
         plain, adapted = (local(path, GRPO, dtype=dtype, lora=lora) for lora in (None, LORA))
         assert torch.equal(adapted.log_probs(batch), plain.log_probs(batch))
         assert torch.equal(training_batch(adapted)["responses"], training_batch(plain)["responses"])
@@ -123,7 +126,7 @@ class TestThePolicy:
         assert {name for name in names if ".lora_" in name} == set(trained(policy))
         assert (learned.values(batch) != 0).any()
 
-    def test_what_learns_is_float32_beside_a_model_that_is_not(self, path, batch):
+    def test_adapters_are_float32_beside_a_model_in_16_bits(self, path, batch):
         execution = local(path, PPO, lora=LORA, dtype="bfloat16")
         for learner in execution.training.train_states().values():
             assert {parameter.dtype for parameter in trained(learner.module).values()} == {torch.float32}
@@ -145,7 +148,7 @@ class TestThePolicy:
 
 
 class TestTheReference:
-    def test_it_is_the_policy_without_its_adapters(self, path, base, batch):
+    def test_the_reference_of_adapters_is_the_policy_without_them(self, path, base, batch):
         execution = local(path, GRPO, lora=LORA)
         for _ in range(2):
             execution.update(batch, GRPO)
@@ -158,7 +161,7 @@ class TestTheReference:
         asked.log_probs(batch, reference=True)
         assert asked.update(batch, GRPO)[:3] == unasked.update(batch, GRPO)[:3]
 
-    def test_it_may_be_another_model(self, path, batch, tmp_path):
+    def test_the_reference_of_adapters_may_be_another_model(self, path, batch, tmp_path):
         other = tiny.save_model(tmp_path, seed=7)
         execution = local(path, GRPO, lora=LORA, reference=str(other))
         expected = local(other, REINFORCE).log_probs(batch)
@@ -178,7 +181,7 @@ class TestACheckpoint:
         # A log-prob of -6 has 5e-7 between neighbours in float32, so 1e-6 alone would ask for two of them.
         torch.testing.assert_close(scores(model, batch), ours[: len(responses(batch)[0])], rtol=1e-6, atol=1e-6)
 
-    def test_and_the_critics(self, learned, saved, path, batch):
+    def test_the_critics_adapter_loads_in_peft(self, learned, saved, path, batch):
         base = AutoModelForTokenClassification.from_pretrained(path, num_labels=1, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, saved / "critic_adapter").eval()
         prompt, response = batch["prompt_ids"][0], responses(batch)[0]
@@ -198,7 +201,7 @@ class TestACheckpoint:
         assert not identical(ends[0], load_file(saved / "policy" / "model.safetensors"))
 
     @pytest.mark.parametrize("other", [None, LORA | {"rank": 8}, LORA | {"target_modules": ["q_proj"]}])
-    def test_other_adapters_do_not_take_it(self, saved, path, other, tmp_path):
+    def test_a_checkpoint_is_refused_by_other_adapters(self, saved, path, other, tmp_path):
         if other is None:  # a checkpoint without adapters, asked for by a policy with them
             weights(local(path, PPO), tmp_path / "save")
             saved, other = tmp_path / "save", LORA

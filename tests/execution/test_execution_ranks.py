@@ -73,7 +73,7 @@ def refused(folder: Path, algorithm: Algorithm = GRPO, size: int = 2, **model: o
     return str(told.value)
 
 
-def test_what_cannot_be_divided_is_refused_by_its_config(tmp_path):
+def test_tensor_parallel_refuses_sizes_that_it_cannot_divide(tmp_path):
     tiny.config().save_pretrained(tmp_path / "one_head")
     tiny.config(**ODD, num_attention_heads=4).save_pretrained(tmp_path / "odd")
     assert "'num_key_value_heads': 1" in refused(tmp_path / "one_head")

@@ -2,11 +2,13 @@
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -254,16 +256,21 @@ class TestALostRolloutWorker:
             assert torch.equal(batch["responses"], undisturbed["responses"])
             assert torch.equal(batch["weights_version"], undisturbed["weights_version"])
 
-    def test_killed_while_the_policy_is_updated(self, tied):
+    def test_killed_while_the_policy_is_updated(self, tied, caplog):
         """Its prompts want the weights from before the update, and get them."""
         execution = cluster(tied, GRPO, rollout_workers=2)
         batch, undisturbed = training_batch(execution), sample(execution)
         with ThreadPoolExecutor(1) as threads:
             sampling = threads.submit(lambda: [sample(execution) for _ in range(3)])
-            os.kill(process_of(execution.rollouts.workers[0]), signal.SIGKILL)
+            victim = process_of(execution.rollouts.workers[0])
+            os.kill(victim, signal.SIGKILL)
             execution.update(batch, GRPO)
             disturbed = sampling.result()
         assert execution.rollouts.replacements == 1
+        (told,) = [record.getMessage() for record in caplog.records if "is replaced" in record.getMessage()]
+        line, _, details = told.partition("; it is replaced; details: ")
+        assert re.fullmatch(r"rollout worker 0 of 2 died \(its process was killed or crashed: [^()]*\)", line)
+        assert f"pid: {victim}" in Path(details).read_text()
         for rows in disturbed:
             assert torch.equal(rows["rollout_log_probs"], undisturbed["rollout_log_probs"])
             assert torch.equal(rows["weights_version"], undisturbed["weights_version"])
@@ -292,7 +299,10 @@ class TestALostRolloutWorker:
     def test_too_many_end_the_run(self, tied):
         execution = cluster(tied, GRPO, cluster={"max_replacements": 0})
         os.kill(process_of(execution.rollouts.workers[0]), signal.SIGKILL)
-        with pytest.raises(ExecutionError, match=r"rollout worker 0 of 1: .* 0 were replaced already"):
+        with pytest.raises(
+            ExecutionError,
+            match=r"^rollout worker 0 of 1 died \(its process was killed [^.]*\); 0 were replaced already$",
+        ):
             sample(execution)
 
 
@@ -376,7 +386,7 @@ def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
     assert 4.0 <= time.monotonic() - begun < 60
 
 
-def test_what_nobody_holds_gives_its_processes_back(tied):
+def test_a_cluster_that_nobody_holds_gives_its_processes_back(tied):
     execution = cluster(tied, GRPO)
     processes = [process_of(worker) for worker in (*execution.trainers.workers, *execution.rollouts.workers)]
     del execution

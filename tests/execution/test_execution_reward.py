@@ -6,6 +6,7 @@ Loading and tokens are the same code wherever it runs, and are tried locally.
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from rlprims import algorithms
@@ -91,6 +92,19 @@ def test_a_template_gives_it_the_texts_in_its_own_tokens(model_path, other_path,
         assert score == pytest.approx(alone(other_path, row), abs=1e-5) if row else np.isnan(score)
 
 
+def test_a_template_begins_and_ends_as_the_tokenizer_does_once(model_path, tmp_path):
+    path = tiny.save_classifier(tmp_path / "framed", seed=4)
+    tokenizer = tiny.tokenizer()
+    frame = [("b", tokenizer.convert_tokens_to_ids("b")), ("<eos>", tiny.EOS_ID)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="b $A <eos>", special_tokens=frame)
+    tokenizer.save_pretrained(path)
+    assert AutoTokenizer.from_pretrained(path).encode("1") == [frame[0][1], *tiny.tokenizer().encode("1"), tiny.EOS_ID]
+    expected = alone(path, tiny.tokenizer().encode("b1+2=3<eos>"))
+    for template in ("{question}{response}", "b{question}{response}", "b{question}{response}<eos>"):
+        execution = local(model_path, algorithms.reinforce(), reward=str(path), reward_template=template)
+        assert float(execution.reward_scores(texts(["1+2="], ["3"]))) == pytest.approx(expected, abs=1e-5), template
+
+
 def test_a_question_may_look_like_a_template(model_path, other_path):
     execution = local(
         model_path, algorithms.reinforce(), reward=str(other_path), reward_template="{question}{response}"
@@ -130,7 +144,7 @@ class TestModelsThatCannotBeUsed:
             local(model_path, algorithms.reinforce()).reward_scores(sampled)
 
 
-def test_it_is_no_part_of_a_checkpoint(rewarding, tmp_path):
+def test_the_reward_model_is_no_part_of_a_checkpoint(rewarding, tmp_path):
     rewarding.save(tmp_path)()
     assert not any("reward" in path.name for path in tmp_path.iterdir())
 

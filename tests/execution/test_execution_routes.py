@@ -30,7 +30,7 @@ KINDS = (*ROUTED_MODELS, "qwen3_moe renormalized")
 
 
 def options(kind):
-    return {"replay_routes": True, "packing": kind != "olmoe"}
+    return {"replay_routes": True, "packing": True}
 
 
 def generate(execution, *, twice=False, **sampling):
@@ -162,7 +162,7 @@ def foreign(path):
     ],
     ids=["padded", "micro-batches", "padded micro-batches", "fused", "fused, padded micro-batches"],
 )
-def test_it_is_the_same_in_every_layout(path, foreign, changes):
+def test_replayed_routes_are_the_same_in_every_layout(path, foreign, changes):
     one, other = local(path, REINFORCE, replay_routes=True), local(path, REINFORCE, replay_routes=True, **changes)
     torch.testing.assert_close(other.log_probs(foreign), one.log_probs(foreign), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(other.entropies(foreign), one.entropies(foreign), rtol=1e-5, atol=1e-5)
@@ -260,7 +260,7 @@ def test_a_layer_without_experts_has_no_routes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "without experts"])
-def test_other_models_are_refused(kind, model_path, tmp_path):
+def test_replay_routes_is_refused_for_other_models(kind, model_path, tmp_path):
     dense = model_path if kind == "qwen2" else tiny.save_mixture(tmp_path, mlp_only_layers=[0, 1, 2])
     with pytest.raises(ValueError, match=r"model\.replay_routes: expected a mixture of experts, got a qwen"):
         local(dense, REINFORCE, replay_routes=True)

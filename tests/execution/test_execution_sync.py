@@ -183,7 +183,7 @@ def halve(worker):
     worker.get_model().model.embed_tokens.weight.data[5] /= 2
 
 
-def test_what_breaks_a_transfer(tied):
+def test_a_broken_transfer_of_weights_is_sent_again(tied):
     """A failure at either end: all is sent again; a stale engine is found at any rate; a lost one is replaced."""
     tiny_steps = OptimizerConfig(lr=1e-6)
     execution = cluster(tied, GRPO, optimizer=tiny_steps, rollout_workers=2, cluster={"max_replacements": 2})

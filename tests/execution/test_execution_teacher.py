@@ -32,7 +32,7 @@ def taught(build, teacher_path, without_engines):
     execution.close()
 
 
-def test_it_scores_the_policys_tokens(taught, sampled, teacher):
+def test_the_teacher_scores_the_policys_tokens(taught, sampled, teacher):
     scores = taught.teacher_log_probs(sampled)
     top = taught.teacher_top(sampled, K)
     assert top["topk_ids"].shape == (*scores.shape, K)
@@ -47,7 +47,7 @@ def test_it_scores_the_policys_tokens(taught, sampled, teacher):
     assert not scores[~sampled["response_mask"]].any()
 
 
-def test_it_scores_the_students_likeliest_tokens(taught, sampled, teacher, plain):
+def test_the_teacher_scores_the_students_likeliest_tokens(taught, sampled, teacher, plain):
     batch = sampled[:]
     batch["topk_ids"] = taught.top_tokens(sampled, K)
     top = taught.teacher_top(batch, K)
@@ -92,7 +92,7 @@ def test_the_loss_is_the_divergence_of_the_two_models(taught, sampled, teacher, 
     assert report.grad_norm > 0
 
 
-def test_what_follows_moves_a_share_of_the_way(model_path, tmp_path):
+def test_a_teacher_that_follows_moves_a_share_of_the_way(model_path, tmp_path):
     follows = {"rate": 0.25, "every": 2}
     algorithm = algorithms.grpo().replace(advantage=use("advantage.teacher_gap"))
     assert {"ref_log_probs", "teacher_log_probs"} <= algorithm.needs

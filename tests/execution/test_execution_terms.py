@@ -98,7 +98,7 @@ def test_the_tools_tokens_are_learnt_and_weigh_nothing_in_the_policy(fresh, batc
     assert losses_of[0] - losses_of[1] == pytest.approx(0.1 * seen, rel=1e-4)
 
 
-def test_what_a_tool_answers_becomes_likelier(fresh, batch):
+def test_a_loss_term_on_tool_output_makes_it_likelier(fresh, batch):
     """With advantages of 0 the term is all that moves."""
     echo = ALGORITHMS["tool output"]
     execution = fresh(echo, optimizer=OptimizerConfig(lr=1e-3, weight_decay=0))
@@ -119,7 +119,7 @@ def test_an_update_without_any_token_has_a_gradient_of_0(fresh, batch):
 
 def test_a_critic_of_rollouts(fresh, batch):
     """Its mean is over rollouts too, and their rows may be apart."""
-    critic = algorithms.ppo().replace(aggregation=losses.seq_mean_token_mean, value_loss=use(losses.value))
+    critic = algorithms.ppo().replace(aggregation=losses.seq_mean_token_mean, value_loss=use(losses.value_loss))
     reports = [fresh(critic, **options).update_critic(batch, critic) for options in ({}, SMALL)]
     assert reports[1].loss == pytest.approx(reports[0].loss, rel=1e-5)
     assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)

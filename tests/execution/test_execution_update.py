@@ -20,7 +20,7 @@ from tests.execution.execution_contract import (
     with_columns,
 )
 
-ENTROPY = LossTerm(coefficient=0.05, loss=use(losses.entropy))
+ENTROPY = LossTerm(coefficient=0.05, loss=use(losses.negative_entropy))
 ALGORITHMS = {
     "dapo": algorithms.dapo().replace(score_shaping=()),
     "grpo with KL and entropy": algorithms.grpo().replace(loss_terms=[*algorithms.grpo().loss_terms, ENTROPY]),
@@ -74,7 +74,7 @@ def test_a_loss_that_compares_the_responses_of_a_group_gets_them_together(fresh,
     assert report.grad_norm > 0
 
 
-def test_it_is_the_step_that_torch_makes(fresh, batch, model_path, tmp_path):
+def test_update_is_the_step_that_torch_makes(fresh, batch, model_path, tmp_path):
     """REINFORCE with A = 1 is cross-entropy; row by row, without padding, in one graph."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -121,7 +121,7 @@ def test_the_entropy_that_is_reported_is_the_distributions(fresh, batch, plain):
     assert float(report.metrics["entropy"].value()) == pytest.approx(float(torch.cat(rows).mean().detach()), rel=1e-5)
 
 
-def test_what_is_praised_becomes_likelier(fresh, batch):
+def test_update_makes_praised_responses_likelier(fresh, batch):
     execution = fresh(REINFORCE, optimizer=SLOW)
     praise = torch.where(torch.arange(len(batch)) == 2, 1.0, -1.0)[:, None].expand(batch["responses"].shape)
     before = execution.log_probs(batch).sum(-1)

@@ -113,7 +113,7 @@ def test_ranks_choose_together() -> None:
     assert not torch.equal(torch.cat([bapo(*part) for part in zip(*cut, strict=True)]), bapo(x, old, a, m))
 
 
-def test_nothing_is_blamed_and_nothing_at_all() -> None:
+def test_bapo_of_nothing_blamed_and_of_nothing() -> None:
     assert kept([1.19, 1.21], [1.0, 1.0], target=1.0) == [True, False]
     assert kept([0.1, 9.0], [0.0, 0.0]) == [True, True]
 

@@ -52,7 +52,7 @@ def covariance() -> torch.Tensor:
     return (LOG_PROBS - LOG_PROBS[MASK].mean()) * (A - A[MASK].mean())
 
 
-def test_only_tokens_of_the_band_are_dropped() -> None:
+def test_clip_cov_drops_only_tokens_of_the_band() -> None:
     drop = dropped(fraction=0.02, low=1.0, high=2.0)
     assert drop.sum() == int(0.02 * int(MASK.sum()))
     assert covariance()[drop].min() > 1.0
@@ -80,7 +80,7 @@ def test_the_draw_is_the_same_padded_and_packed() -> None:
     assert torch.equal(padded, unpack(packed, CU, 2500))
 
 
-def test_every_token_of_the_band_is_drawn_as_often() -> None:
+def test_clip_cov_draws_every_token_of_the_band_as_often() -> None:
     """400 draws of a tenth of 200 tokens: each is drawn 40 times, with a deviation of sqrt(400 · 0.1 · 0.9) = 6."""
     x = torch.linspace(-2, 2, 200, dtype=torch.float64)[None]
     mask = torch.ones_like(x, dtype=torch.bool)

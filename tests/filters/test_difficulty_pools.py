@@ -31,7 +31,7 @@ def test_the_last_rate_counts() -> None:
     assert (pools.pool("a"), pools.pool("b")) == ("hard", "normal")
 
 
-def test_what_is_mastered_is_not_drawn_again() -> None:
+def test_difficulty_pools_draw_no_mastered_prompt() -> None:
     pools = DifficultyPools({"open": (0.0, 1.0), "mastered": (1.0, 0.0)})
     pools.observe({"a": 1.0, "b": 0.99, "c": 1.0})
     for seed in range(20):

@@ -87,7 +87,7 @@ def test_sizes_below_one_are_refused(wrong: dict[str, int]) -> None:
 
 
 @given(st.integers(1, 5), st.lists(st.lists(st.booleans(), max_size=8), max_size=12))
-def test_every_group_is_taken_surplus_or_counted(size: int, batches: list[list[bool]]) -> None:
+def test_dynamic_sampling_takes_keeps_or_counts_every_group(size: int, batches: list[list[bool]]) -> None:
     sampling: DynamicSampling[int] = DynamicSampling(groups=size)
     taken: list[int] = []
     dropped = sampled = 0

@@ -21,7 +21,7 @@ def kept(*entropies: float, **options: float) -> list[float]:
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 10, 11, 101])
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5, 0.9, 1.0])
-def test_it_is_the_quantile_of_torch(tokens: int, fraction: float) -> None:
+def test_high_entropy_takes_the_quantile_of_torch(tokens: int, fraction: float) -> None:
     x = torch.rand(1, tokens, generator=GENERATOR, dtype=torch.float64)
     want = x >= x.quantile(1 - fraction) - 1e-12
     assert torch.equal(high_entropy(x, torch.ones_like(want), fraction=fraction), want)

@@ -32,7 +32,7 @@ def test_by_hand(tau: float, want: list[bool]) -> None:
     assert kept(0.0, 0.1, -0.3, 1.0, tau=tau) == want
 
 
-def test_one_more_token_would_be_too_much() -> None:
+def test_m2po_keeps_as_many_tokens_as_it_may() -> None:
     """Against dropping the largest, one by one."""
     for tau in (0.001, 0.04, 0.3, 2.0):
         x = torch.randn(1, 97, generator=GENERATOR, dtype=torch.float64)
@@ -47,7 +47,7 @@ def test_ties_share_their_fate() -> None:
     assert kept(0.0, 0.5, -0.5, 0.5, tau=0.15) == [True, False, False, False]
 
 
-def test_nothing_may_be_near_enough() -> None:
+def test_m2po_may_keep_nothing() -> None:
     assert kept(1.0, 2.0) == [False, False]
 
 

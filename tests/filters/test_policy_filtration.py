@@ -76,7 +76,7 @@ def test_a_row_of_unknown_score_is_not_drawn(weights: str, unknown: float) -> No
             assert not {1, 3} & set(draw(scores, torch.tensor(ids), seed, weights=weights, over=over))
 
 
-def test_no_rows() -> None:
+def test_policy_filtration_of_no_rows() -> None:
     assert draw(torch.zeros(0), torch.zeros(0, dtype=torch.int64)) == []
 
 

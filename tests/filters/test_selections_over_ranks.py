@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlprims import filters
-from rlprims.filters._tokens import _largest
 from rlprims.testing import on_ranks
 
 
@@ -64,22 +63,19 @@ def at_or_above_the_last(x: Tensor, valid: Tensor, count: int) -> Tensor:
 
 
 @settings(max_examples=25, deadline=None)
-@given(ranks_of_tokens(), st.integers(1, 20))
-def test_the_largest_of_any_dtype(case: tuple[list[int], Tensor, Tensor, Tensor], count: int) -> None:
-    """Floats with −0.0, infinities and NaN, and integers of 64 bits."""
+@given(ranks_of_tokens(), st.sampled_from([0.01, 0.25, 0.5, 0.9]))
+def test_the_largest_of_any_float(case: tuple[list[int], Tensor, Tensor, Tensor], fraction: float) -> None:
+    """−0.0, infinities, NaN and numbers below the normal ones."""
     sizes, x, _, valid = case
-    count = min(count, max(1, len(x)))
     special = torch.tensor([-0.0, 0.0, torch.inf, -torch.inf, torch.nan, 1e-310])
-    floats = torch.where(x.abs() < 1, special.to(x.dtype)[torch.arange(len(x)) % 6], x)
-    integers = torch.arange(len(x)) * -7046029254386353131
-    for numbers in (floats, integers):
-        want = at_or_above_the_last(numbers, valid, count)[None]
-        got = on_ranks(
-            lambda rank, n, m: _largest(n, m, torch.tensor(count), rank.all_reduce),
-            parts(numbers, sizes),
-            parts(valid, sizes),
-        )
-        assert torch.equal(torch.cat(got, 1), want)
+    numbers = torch.where(x.abs() < 1, special.to(x.dtype)[torch.arange(len(x)) % 6], x)
+    count = 1 + int(fraction * max(0, int(valid.sum()) - 1) + 1e-4)
+    got = on_ranks(
+        lambda rank, n, m: filters.high_entropy(n, m, fraction=fraction, all_reduce=rank.all_reduce),
+        parts(numbers, sizes),
+        parts(valid, sizes),
+    )
+    assert torch.equal(torch.cat(got, 1), at_or_above_the_last(numbers, valid, count)[None])
 
 
 @settings(max_examples=20, deadline=None)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlprims.filters import nonzero_range, solve_rate
+from rlprims.filters import solve_rate, varied_scores
 from rlprims.testing import check_filter
 from tests.records import Record
 
@@ -37,7 +37,7 @@ def test_the_bounds_are_excluded() -> None:
 def test_for_scores_of_zero_and_one_the_open_band_is_the_nonzero_range() -> None:
     scores = torch.tensor([1.0, 1, 1, 0, 0, 0, 1, 0, 0])
     ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    assert torch.equal(solve_rate(scores, ids), nonzero_range(scores, ids))
+    assert torch.equal(solve_rate(scores, ids), varied_scores(scores, ids))
 
 
 def test_unknown_scores_are_dropped() -> None:

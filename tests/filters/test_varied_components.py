@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlprims.advantage import gdpo
-from rlprims.filters import nonzero_range, varied_components
+from rlprims.filters import varied_components, varied_scores
 from rlprims.testing import check_filter
 from tests.records import Record
 
@@ -24,10 +24,10 @@ def test_a_group_whose_sums_are_equal_is_kept() -> None:
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.1, 0.3], [0.1, 0.2]])
     ids = torch.tensor([0, 0, 1, 1, 2, 2])
     assert varied_components(scores, ids).tolist() == [True, True, False, False, True, True]
-    assert nonzero_range(scores.sum(1), ids)[:2].tolist() == [False, False]
+    assert varied_scores(scores.sum(1), ids)[:2].tolist() == [False, False]
 
 
-def test_it_keeps_exactly_what_gdpo_learns_from() -> None:
+def test_varied_components_keeps_exactly_what_gdpo_learns_from() -> None:
     """Unequal weights, since ±z and ∓z of equal weights may cancel."""
     scores = torch.randint(2, (60, 3), generator=torch.Generator().manual_seed(0)).double()
     ids = torch.arange(30).repeat(2)

@@ -16,7 +16,7 @@ from rlprims.advantage import (
     maxrl,
     opo,
     optimal_token_baseline,
-    pass_at_k,
+    pass_at_k_training,
     reinforce_pp,
     reinforce_pp_baseline,
     remax,
@@ -313,7 +313,7 @@ CALLS: Calls = {
         lambda c, mask: gpg(rewards_of(c), ids_of(c), mask, informative="nonzero_reward", singleton=singleton(c))
     ),
     ("verl", "advantage.grpo_passk"): verl_estimator(
-        lambda c, mask: pass_at_k(
+        lambda c, mask: pass_at_k_training(
             rewards_of(c), ids_of(c), mask, normalize_std=c.args["norm_adv_by_std_in_grpo"], eps=c.args["epsilon"]
         )
     ),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlprims.corrections import Weights, icepop, importance_weights, opsm, rejection, seq_mask_tis, tis
-from rlprims.diagnostics import policy_update
+from rlprims.diagnostics import ratio_stats
 from rlprims.filters import high_entropy
 from rlprims.layout import sequence_sum
 from rlprims.logprobs import entropy_from_logits, from_logits
@@ -111,7 +111,7 @@ def weighted(losses: Losses) -> Losses:
 
 def verl_vanilla(c: Case) -> Answer:
     p = policy_of(c)
-    metrics = policy_update(p.log_probs, p.old_log_probs, p.advantages, p.mask, **clip_of(c))
+    metrics = ratio_stats(p.log_probs, p.old_log_probs, p.advantages, p.mask, **clip_of(c))
     share = metrics["clip_fraction_low"].value() + metrics["clip_fraction_high"].value()
     return {**objective(weighted(ppo))(c), "metric_pg_clipfrac": share}
 

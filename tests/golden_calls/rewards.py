@@ -4,10 +4,10 @@ import torch
 
 from rlprims.controllers import AdaptiveKL, FixedKL
 from rlprims.diagnostics import log_perplexity, sampler_mismatch
-from rlprims.filters import high_entropy, nonzero_range
+from rlprims.filters import high_entropy, varied_scores
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import entropy_from_logits, from_logits
-from rlprims.losses import kl, reinforce, seq_mean_token_mean, value
+from rlprims.losses import kl, reinforce, seq_mean_token_mean, value_loss
 from rlprims.rewards import at_last_token, kl_penalty, overlong_penalty
 from tests.golden_calls.common import aggregate, full, leaf, slope, with_gradient
 from tests.golden_cases import Answer, Call, Calls, Case
@@ -79,7 +79,7 @@ def value_of(new: str, old: str, target: str, mask: str, clip: str, gradient: st
             "token-mean" if c.args.get("token_level_loss", True) else "seq-mean-token-mean"
         )
         delta = c.args["huber_delta"] if c.args.get("loss_fn_type") == "huber" else None
-        losses = value(x, c.inputs[old], c.inputs[target], m, clip=c.args[clip], huber_delta=delta)
+        losses = value_loss(x, c.inputs[old], c.inputs[target], m, clip=c.args[clip], huber_delta=delta)
         return with_gradient(aggregate(mode, losses, m, c.args), x, gradient)
 
     return call
@@ -145,13 +145,13 @@ def overlong_of(longest: str, buffer: str, factor: str) -> Call:
 
 
 def verl_group_filter(c: Case) -> Answer:
-    return {"kept": nonzero_range(c.inputs["metric"], dense_ids(c.inputs["uid"]))}
+    return {"kept": varied_scores(c.inputs["metric"], dense_ids(c.inputs["uid"]))}
 
 
 def slime_filter(c: Case) -> Answer:
     groups = c.args["groups"]
     ids = torch.tensor([i for i, group in enumerate(groups) for _ in group])
-    keep = nonzero_range(torch.tensor([s for group in groups for s in group], dtype=torch.float64), ids)
+    keep = varied_scores(torch.tensor([s for group in groups for s in group], dtype=torch.float64), ids)
     return {"keep": torch.stack([keep[ids == i].all() for i in range(len(groups))])}
 
 

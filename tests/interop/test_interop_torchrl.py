@@ -21,7 +21,7 @@ def test_an_algorithm_whose_loss_reads_no_groups_goes(preset):
     assert made.algorithm.policy_loss == algorithm.policy_loss
 
 
-def test_what_the_loss_reads_and_torchrl_has_not_is_named():
+def test_grpo_loss_names_data_that_torchrl_does_not_have():
     with pytest.raises(
         ValueError, match=r"torchrl does not have the data for the loss of gspo: .*prompt_token_mean reads group_ids"
     ):

@@ -56,7 +56,7 @@ def test_options_are_the_verifiers():
     ],
     ids=["critic", "greedy", "filter", "kl_in_reward", "groups_in_the_loss", "a_term_with_its_own_mean"],
 )
-def test_what_trl_does_not_have_is_named(algorithm, why):
+def test_grpo_trainer_names_data_that_trl_does_not_have(algorithm, why):
     with pytest.raises(ValueError, match=f"TRL's trainer cannot run {algorithm.name}: .*{why}"):
         grpo_trainer(algorithm, Base)
 
@@ -73,7 +73,7 @@ def test_what_trl_does_not_have_is_named(algorithm, why):
     ],
     ids=["critic", "filter", "adaptive"],
 )
-def test_what_trls_rloo_does_not_have_is_named(algorithm, why):
+def test_rloo_trainer_names_data_that_trl_does_not_have(algorithm, why):
     with pytest.raises(ValueError, match=f"TRL's trainer cannot run {algorithm.name}: .*{why}"):
         rloo_trainer(algorithm, Base)
 
@@ -198,7 +198,7 @@ SAYS = [
         "grpo has 0.5",
     ),
     (
-        GRPO.replace(loss_terms=(LossTerm(coefficient=0.01, loss=use(losses.entropy)),)),
+        GRPO.replace(loss_terms=(LossTerm(coefficient=0.01, loss=use(losses.negative_entropy)),)),
         {"entropy_coef": 0.01},
         {"entropy_coef": 0.1},
         "grpo has 0.01",

@@ -57,7 +57,7 @@ def test_tensors_are_shared_and_nothing_else(data, there):
     assert data.meta_info == {"step": 1, "notes": {"tags": ["x"]}}
 
 
-def test_what_comes_from_verl_does_not_change_it(data):
+def test_from_verl_shares_no_columns_with_the_original(data):
     theirs = to_verl(data)
     ours = from_verl(theirs)
     ours["new"] = torch.zeros(2)
@@ -92,7 +92,7 @@ def test_parts_that_are_none():
     assert len(from_verl(Theirs(None, None, None))) == 0
 
 
-def test_what_is_no_container_or_a_broken_one_is_refused(data):
+def test_from_verl_refuses_broken_containers(data):
     with pytest.raises(BatchError, match=r"dict has no batch, non_tensor_batch, meta_info"):
         from_verl({})
     with pytest.raises(BatchError, match="different numbers of rows"):

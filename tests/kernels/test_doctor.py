@@ -18,7 +18,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> dict[Row, list[str]]:
 
 
 @pytest.mark.slow
-def test_it_compares_every_kernel_and_says_how_to_change_it(
+def test_the_doctor_compares_every_kernel_and_says_how_to_change_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "220")
@@ -35,7 +35,7 @@ def test_it_compares_every_kernel_and_says_how_to_change_it(
     assert (row[7], row[8]) == ("off", "on: RLPRIMS_KERNELS=log_probs")
 
 
-def test_it_says_that_gpus_are_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_that_gpus_are_untried(monkeypatch: pytest.MonkeyPatch) -> None:
     device = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "Some GPU"}
     for name, answer in device.items():
         monkeypatch.setattr(torch.cuda, name, answer)

@@ -13,7 +13,7 @@ from rlprims import losses
 from rlprims.kernels.linear_log_probs import linear_log_probs, linear_token_loss
 from rlprims.kernels.log_probs import log_probs_and_entropies
 from rlprims.logprobs import from_hidden
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 
 class Largest(TorchDispatchMode):
@@ -59,7 +59,7 @@ def test_the_mask_of_kept_sets_is_made_a_tile_at_a_time() -> None:
     vocab, tokens = 50_000, 400
     hidden, head, token_ids = inputs(tokens, vocab, 4)
     ids = (token_ids[:, None] + 7 * torch.arange(20)) % vocab
-    kept = Kept(ids.flatten(), 20 * torch.arange(tokens + 1))
+    kept = SamplingSupport(ids.flatten(), 20 * torch.arange(tokens + 1))
     with Largest() as seen:
         got = linear_log_probs(hidden, head, token_ids, 1.0, None, kept)
         torch.autograd.grad(got[0].sum() + got[1].sum(), (hidden, head))

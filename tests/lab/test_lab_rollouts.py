@@ -53,7 +53,7 @@ def test_a_mask_of_one_s_own_is_kept(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path, rows, message):
+def test_load_jsonl_names_rows_that_do_not_fit(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
 
@@ -148,7 +148,7 @@ def test_a_truncated_sampler_has_no_ratio_of_whole_distributions(trained):
     (trained / "config.yaml").write_text(config)
 
 
-def test_what_an_episode_read_is_outside_its_mask(tmp_path):
+def test_load_jsonl_leaves_what_an_episode_read_outside_its_mask(tmp_path):
     line = {"prompt": "2+2", "ended": "stop", "prompt_ids": [1], "step": 1, "group": 0, "status": "trained"}
     line |= {"response_tokens": ["call", "result", "so"], "rollout_log_probs": [-0.5, 0.0, -0.25]}
     line |= {"turn_ids": [0, 0, 1], "observation": [0, 1, 0], "turn_rewards": {"0": 0.0, "1": 1.0}}
@@ -163,7 +163,7 @@ def test_what_an_episode_read_is_outside_its_mask(tmp_path):
     assert table["advantage"] == [1.0, 0.0, 1.0, -1.0, 0.0, -1.0]
 
 
-def test_what_verl_dumps(tmp_path):
+def test_load_jsonl_reads_verls_dumps(tmp_path):
     rows = [
         {"input": "user\n2+2", "output": "it is 4", "gts": "4", "score": 1.0, "step": 7, "acc": True},
         {"input": "user\n2+2", "output": "5", "gts": "4", "score": 0.0, "step": 7, "acc": False},
@@ -176,7 +176,7 @@ def test_what_verl_dumps(tmp_path):
     assert table["coefficient"] == [1.0] * 4
 
 
-def test_what_trl_logs():
+def test_load_jsonl_reads_trls_logs():
     rows = [
         {"step": 1, "prompt": "2+2", "completion": "it is 4", "right": 1.0, "format": 0.5, "advantage": 0.7},
         {"step": 1, "prompt": "2+2", "completion": [{"role": "assistant", "content": "5"}], "right": 0.0,

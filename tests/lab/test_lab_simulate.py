@@ -188,7 +188,7 @@ def test_the_batch_is_left_as_it_was():
     ("missing", "message"),
     [("response_mask", "no response_mask"), ("scores", "neither scores nor advantages"), ("group_ids", "no group_ids")],
 )
-def test_what_is_missing_is_named(missing, message):
+def test_simulate_names_missing_data(missing, message):
     data = {name: x for name, x in two_by_two().items() if name != missing}
     with pytest.raises(ValueError, match=message):
         lab.simulate(REINFORCE, data)
@@ -206,7 +206,7 @@ def test_equal_algorithms_change_nothing():
     assert comparison.responses["share gspo"] == comparison.responses["share gspo #2"]
 
 
-def test_what_a_swap_changes():
+def test_compare_shows_what_a_swap_changes():
     mine = algorithms.dr_grpo(max_length=10)
     unclipped = mine.replace(name="unclipped", policy_loss={"clip_high": 9.0})
     comparison = lab.compare([mine, unclipped], two_by_two())
@@ -231,7 +231,7 @@ def test_an_estimator_of_one_s_own_takes_part():
     assert lab.simulate(swapped, two_by_two())["advantage"] == [1.0, 1.0, -1.0]
 
 
-def test_what_a_tool_answered_has_a_share_and_a_gradient():
+def test_simulate_gives_tool_output_a_share_and_a_gradient():
     data = {
         "log_probs": torch.tensor([[-1.0, -2.0, -3.0]]),
         "advantages": torch.tensor([[1.0, 0.0, 1.0]]),

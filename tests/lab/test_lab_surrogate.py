@@ -44,7 +44,7 @@ def test_the_picture_has_two_labelled_panels_with_both_signs():
     assert [[line.get_label() for line in axis.lines[:2]] for axis in figure.axes] == [["A = +1", "A = −1"]] * 2
 
 
-def test_it_prints_numbers():
+def test_surrogate_prints_numbers():
     text = repr(lab.surrogate(losses.clipped_surrogate))
     assert text.startswith("losses.clipped_surrogate, every")
     assert "coefficient A=+1" in text

@@ -151,7 +151,7 @@ def test_an_algorithm_that_drops_everything_changes_nothing():
     assert not run.logits.any()
 
 
-def test_what_cannot_be_listed_is_refused():
+def test_tabular_task_refuses_too_many_responses():
     with pytest.raises(ValueError, match="100000 responses"):
         lab.TabularTask(lambda prompt, response: 0.0, vocabulary=10, length=6)
     with pytest.raises(ValueError, match="expected equal lengths"):

@@ -21,7 +21,7 @@ def test_uniform_peaked_and_in_between() -> None:
     assert entropy_from_logits(logits).tolist() == pytest.approx([math.log(8), 0.0, between], abs=1e-12)
 
 
-def test_it_is_between_zero_and_log_v() -> None:
+def test_entropy_from_logits_is_between_zero_and_log_v() -> None:
     logits = 30 * torch.randn(200, 17, generator=torch.Generator().manual_seed(0))
     got = entropy_from_logits(logits)
     assert (got >= 0).all()

@@ -110,7 +110,7 @@ def test_autocast_rounds_nothing() -> None:
         assert torch.equal(plainly, under_autocast)
 
 
-def test_every_derivative_of_torch() -> None:
+def test_from_hidden_has_every_derivative_of_torch() -> None:
     """Twice backward, forward mode, torch.func and vmap; the second derivatives are those of finite differences."""
     hidden, head, token_ids = inputs(3)
 
@@ -191,7 +191,7 @@ def test_a_bias_is_one_more_column() -> None:
     torch.testing.assert_close(from_hidden(*wider, token_ids).log_probs, want, rtol=1e-12, atol=1e-12)
 
 
-def test_it_traces_without_a_break() -> None:
+def test_from_hidden_traces_without_a_break() -> None:
     hidden, head, token_ids = inputs(5)
     torch.compiler.reset()
     traced = torch.compile(from_hidden, backend="eager", fullgraph=True)
@@ -216,7 +216,7 @@ def test_it_traces_without_a_break() -> None:
         ({"token_ids": torch.zeros(3)}, "token_ids"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict, named: str) -> None:
+def test_from_hidden_refuses_shapes_that_do_not_fit(changes: dict, named: str) -> None:
     right = {
         "hidden": torch.zeros(3, WIDTH),
         "head_weight": torch.zeros(VOCAB, WIDTH),

@@ -119,7 +119,7 @@ def test_several_tokens_of_each_row() -> None:
     torch.testing.assert_close(gradient, want, rtol=0, atol=1e-12)
 
 
-def test_all_tokens_are_the_whole_softmax() -> None:
+def test_from_logits_of_all_tokens_is_the_whole_softmax() -> None:
     logits = torch.tensor([[0.0, math.log(3.0)], [1.0, 1.0]], dtype=torch.float64)
     got = from_logits(logits, torch.arange(2).expand(2, 2))
     torch.testing.assert_close(got.exp(), torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64))
@@ -139,7 +139,7 @@ def test_a_row_without_a_distribution_is_nan_and_gets_no_gradient() -> None:
     assert logits.grad.tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.5, -0.5]]
 
 
-def test_every_derivative_of_torch() -> None:
+def test_from_logits_has_every_derivative_of_torch() -> None:
     """Twice backward, forward mode, torch.func and vmap; a banned token among the others."""
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     tokens, banned = torch.tensor([1, 2, 4]), torch.arange(5) == 3

@@ -145,7 +145,7 @@ def test_masked_is_absent(poison: float) -> None:
 
 
 @pytest.mark.parametrize("tokens", [slice(0, 0), slice(2, 3)])
-def test_no_valid_token_gives_zero_with_gradient_zero(tokens: slice) -> None:
+def test_fused_loss_of_no_valid_token_is_zero_with_gradient_zero(tokens: slice) -> None:
     b = {name: x if name == "head_weight" else x.detach()[tokens] for name, x in batch().items()}
     b["hidden"].requires_grad_()
     got = fused(b, losses.clipped_surrogate, ["old_log_probs", "advantages"], torch.ones_like(b["advantages"]))
@@ -209,7 +209,7 @@ def test_frozen_parts_get_no_gradient() -> None:
         assert torch.equal(got, want[at])
 
 
-def test_without_gradient_it_is_the_value_alone() -> None:
+def test_fused_loss_without_gradient_is_the_value_alone() -> None:
     b = batch()
     weights, loss, names = each_counts_differently(b), losses.clipped_surrogate, ["old_log_probs", "advantages"]
     want = fused(b, loss, names, weights)
@@ -244,7 +244,7 @@ def test_a_second_backward_is_refused(kernels: str) -> None:
         total.backward()
 
 
-def test_every_derivative_of_torch() -> None:
+def test_fused_loss_has_every_derivative_of_torch() -> None:
     """A gradient penalty, and torch.func: those of the loss in two steps."""
     b = batch()
     mask, weights = b["response_mask"], each_counts_differently(b)
@@ -271,7 +271,7 @@ def test_every_derivative_of_torch() -> None:
         torch.testing.assert_close(got, torch.func.grad(in_two)(b["hidden"], b["head_weight"]).detach())
 
 
-def test_it_traces_without_a_break() -> None:
+def test_fused_loss_traces_without_a_break() -> None:
     b = batch()
     first = [b[name] for name in ("hidden", "head_weight", "token_ids")]
     loss = partial(token_wise(lambda log_probs, advantages, scale, **_: -scale * log_probs * advantages), scale=2.0)
@@ -304,7 +304,7 @@ def test_a_partial_of_a_declared_loss_is_declared() -> None:
 
 
 @pytest.mark.parametrize("name", ["weights", "response_mask", "advantages"])
-def test_what_is_not_per_token_is_refused(name: str) -> None:
+def test_fused_loss_refuses_data_that_are_not_per_token(name: str) -> None:
     b = batch() | {"weights": torch.ones(ROWS, COLUMNS)}
     b[name] = b[name][:, :-1]
     first = (b[n] for n in ("hidden", "head_weight", "token_ids", "weights", "response_mask"))

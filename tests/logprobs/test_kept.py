@@ -11,7 +11,7 @@ from torch import Tensor
 from rlprims import diagnostics, losses
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, from_logits_with_entropy, fused_loss
 from rlprims.testing import check_transforms
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 VOCAB, WIDTH, TOKENS = 13, 5, 12
 
@@ -23,41 +23,47 @@ def inputs(tokens: int = TOKENS, dtype: torch.dtype = torch.float64) -> tuple[Te
     return hidden, head, torch.randint(VOCAB, (tokens,), generator=generator)
 
 
-def some_sets(token_ids: Tensor) -> tuple[Kept, Tensor]:
+def some_sets(token_ids: Tensor) -> tuple[SamplingSupport, Tensor]:
     """Sets of one to V ids around each token, and every third token free; also as a mask, made by a loop."""
     sets = [sorted({(int(token) + j) % VOCAB for j in range(1 + 5 * i % VOCAB)}) for i, token in enumerate(token_ids)]
     sets = [[] if i % 3 == 2 else ids for i, ids in enumerate(sets)]
     allowed = torch.tensor([[not ids or v in ids for v in range(VOCAB)] for ids in sets])
     counts = torch.tensor([len(ids) for ids in sets])
-    return Kept.from_counts(torch.tensor([v for ids in sets for v in ids], dtype=torch.int32), counts), allowed
+    return SamplingSupport.from_counts(
+        torch.tensor([v for ids in sets for v in ids], dtype=torch.int32), counts
+    ), allowed
 
 
-def everything(tokens: int) -> Kept:
-    return Kept.from_counts(torch.arange(VOCAB).repeat(tokens), torch.full((tokens,), VOCAB))
+def everything(tokens: int) -> SamplingSupport:
+    return SamplingSupport.from_counts(torch.arange(VOCAB).repeat(tokens), torch.full((tokens,), VOCAB))
 
 
-def nothing(tokens: int) -> Kept:
-    return Kept.from_counts(torch.zeros(0, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64))
+def nothing(tokens: int) -> SamplingSupport:
+    return SamplingSupport.from_counts(torch.zeros(0, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64))
 
 
-def by_logits(hidden: Tensor, head: Tensor, token_ids: Tensor, kept: Kept | None) -> tuple[Tensor, Tensor]:
+def by_logits(hidden: Tensor, head: Tensor, token_ids: Tensor, kept: SamplingSupport | None) -> tuple[Tensor, Tensor]:
     return from_logits_with_entropy(hidden @ head.T, token_ids, kept, temperature=0.7)
 
 
-def by_two_calls(hidden: Tensor, head: Tensor, token_ids: Tensor, kept: Kept | None) -> tuple[Tensor, Tensor]:
+def by_two_calls(
+    hidden: Tensor, head: Tensor, token_ids: Tensor, kept: SamplingSupport | None
+) -> tuple[Tensor, Tensor]:
     logits = hidden @ head.T
     return from_logits(logits, token_ids, kept, temperature=0.7), entropy_from_logits(logits, kept, temperature=0.7)
 
 
-def by_hidden(hidden: Tensor, head: Tensor, token_ids: Tensor, kept: Kept | None) -> tuple[Tensor, Tensor]:
+def by_hidden(hidden: Tensor, head: Tensor, token_ids: Tensor, kept: SamplingSupport | None) -> tuple[Tensor, Tensor]:
     return from_hidden(hidden, head, token_ids, kept, temperature=0.7)
 
 
 PATHS = pytest.mark.parametrize("path", [by_logits, by_two_calls, by_hidden])
-Path = Callable[[Tensor, Tensor, Tensor, Kept | None], tuple[Tensor, Tensor]]
+Path = Callable[[Tensor, Tensor, Tensor, SamplingSupport | None], tuple[Tensor, Tensor]]
 
 
-def gradients(path: Path, kept: Kept | None, tokens: int = TOKENS, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def gradients(
+    path: Path, kept: SamplingSupport | None, tokens: int = TOKENS, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     hidden, head, token_ids = inputs(tokens, dtype)
     log_probs, entropies = path(hidden, head, token_ids, kept)
     slopes = torch.linspace(-1, 2, tokens, dtype=log_probs.dtype)
@@ -73,7 +79,7 @@ def only_once(kernels: str) -> None:
 def test_by_hand() -> None:
     """Logits log 1, log 2, log 5: among the first two 1/3 and 2/3, of all 1/8, 2/8, 5/8."""
     logits = torch.tensor([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0]], dtype=torch.float64).log()
-    kept = Kept(torch.tensor([0, 1]), torch.tensor([0, 2, 2]))
+    kept = SamplingSupport(torch.tensor([0, 1]), torch.tensor([0, 2, 2]))
     log_probs, entropies = from_logits_with_entropy(logits, torch.tensor([1, 1]), kept)
     assert log_probs.exp().tolist() == pytest.approx([2 / 3, 2 / 8])
     assert float(entropies[0]) == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
@@ -83,7 +89,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("whole", [everything, nothing])
 @PATHS
 def test_sets_of_the_whole_vocabulary_change_no_bit(
-    path: Path, whole: Callable[[int], Kept], dtype: torch.dtype
+    path: Path, whole: Callable[[int], SamplingSupport], dtype: torch.dtype
 ) -> None:
     for got, want in zip(gradients(path, whole(TOKENS), dtype=dtype), gradients(path, None, dtype=dtype), strict=True):
         assert torch.equal(got, want)
@@ -230,7 +236,7 @@ def test_a_soft_cap_comes_before_the_ban() -> None:
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_every_transform_of_torch() -> None:
+def test_log_probs_over_kept_sets_under_every_transform_of_torch() -> None:
     hidden, head, token_ids = inputs()
     kept, _ = some_sets(token_ids)
     logits = (hidden @ head.T).detach()
@@ -260,7 +266,7 @@ def test_the_laws_of_transforms(kernels: str) -> None:
     def within(logits: Tensor, responses: Tensor) -> Tensor:
         following = (responses + 1) % logits.shape[-1]
         ids = torch.stack([responses, following], -1).flatten()
-        kept = Kept(ids, 2 * torch.arange(responses.numel() + 1))
+        kept = SamplingSupport(ids, 2 * torch.arange(responses.numel() + 1))
         return torch.stack(from_logits_with_entropy(logits, responses, kept))
 
     check_transforms(within, inputs=("logits",))
@@ -286,14 +292,14 @@ def test_meta_tensors_have_the_shapes() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        kept = Kept(torch.zeros(5, dtype=torch.int32), torch.zeros(7, dtype=torch.int64))
+        kept = SamplingSupport(torch.zeros(5, dtype=torch.int32), torch.zeros(7, dtype=torch.int64))
         got = from_logits_with_entropy(torch.zeros(2, 3, VOCAB), torch.zeros(2, 3, dtype=torch.int64), kept)
     assert got.log_probs.shape == got.entropies.shape == (2, 3)
 
 
 def test_several_tokens_of_a_row_may_be_outside_its_set() -> None:
     """The largest of a teacher, say: the truncated policy cannot draw some of them."""
-    kept = Kept(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    kept = SamplingSupport(torch.tensor([0, 1]), torch.tensor([0, 2]))
     got = from_logits(torch.zeros(1, 3), torch.tensor([[0, 2]]), kept)
     assert got[0].tolist() == pytest.approx([-math.log(2), -torch.inf])
 
@@ -313,13 +319,13 @@ def test_a_wrong_kind_of_sets_is_an_error() -> None:
     logits, token_ids = torch.zeros(2, 3), torch.tensor([0, 0])
     ask = partial(from_logits, logits, token_ids)
     with pytest.raises(ValueError, match=r"expected integers \(K,\) and \(3,\): a set for each of the 2 tokens"):
-        ask(Kept(torch.tensor([0]), torch.tensor([0, 1])))
+        ask(SamplingSupport(torch.tensor([0]), torch.tensor([0, 1])))
     with pytest.raises(ValueError, match=r"kept.offsets run from 0 to 2, expected 0 to 1"):
-        ask(Kept(torch.tensor([0]), torch.tensor([0, 1, 2])))
+        ask(SamplingSupport(torch.tensor([0]), torch.tensor([0, 1, 2])))
     with pytest.raises(ValueError, match=r"kept.ids are in \[0, 3\], expected ids of the 3 logits: \[0, 2\]"):
-        ask(Kept(torch.tensor([0, 3]), torch.tensor([0, 1, 2])))
+        ask(SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 1, 2])))
     with pytest.raises(ValueError, match="expected integers"):
-        ask(Kept(torch.tensor([0.0]), torch.tensor([0, 1, 1])))
+        ask(SamplingSupport(torch.tensor([0.0]), torch.tensor([0, 1, 1])))
 
 
 def test_the_kept_mass_is_what_the_two_log_probs_differ_by() -> None:
@@ -327,11 +333,11 @@ def test_the_kept_mass_is_what_the_two_log_probs_differ_by() -> None:
     logits = torch.tensor([1.0, 2.0, 5.0]).log().expand(3, 3)
     token_ids, mask = torch.tensor([1, 0, 2]), torch.tensor([[True, True, False]])
     whole = from_logits(logits, token_ids)[None]
-    within = from_logits(logits, token_ids, Kept(torch.tensor([0, 1]), torch.tensor([0, 2, 2, 2])))[None]
-    metrics = diagnostics.kept_mass(within, whole, mask)
-    assert float(metrics["kept_mass"].value()) == pytest.approx((3 / 8 + 1) / 2)
-    assert float(metrics["outside_kept"].value()) == 0
+    within = from_logits(logits, token_ids, SamplingSupport(torch.tensor([0, 1]), torch.tensor([0, 2, 2, 2])))[None]
+    metrics = diagnostics.support_mass(within, whole, mask)
+    assert float(metrics["support_mass"].value()) == pytest.approx((3 / 8 + 1) / 2)
+    assert float(metrics["outside_support"].value()) == 0
     within = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
-    metrics = diagnostics.kept_mass(within, whole, mask)
-    assert float(metrics["kept_mass"].value()) == pytest.approx(1 / 8)
-    assert float(metrics["outside_kept"].value()) == 0.5
+    metrics = diagnostics.support_mass(within, whole, mask)
+    assert float(metrics["support_mass"].value()) == pytest.approx(1 / 8)
+    assert float(metrics["outside_support"].value()) == 0.5

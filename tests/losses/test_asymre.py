@@ -21,7 +21,7 @@ def test_a_negative_shift_favours_good_responses() -> None:
     torch.testing.assert_close(x.grad, torch.tensor([[-0.6, 0.4]], dtype=torch.float64))
 
 
-def test_without_a_shift_it_is_reinforce() -> None:
+def test_asymre_without_a_shift_is_reinforce() -> None:
     assert torch.equal(asymre(LOG_PROBS, ADVANTAGES, MASK, shift=0.0), reinforce(LOG_PROBS, ADVANTAGES, MASK))
 
 

@@ -194,7 +194,7 @@ def test_gradcheck_with_ratios_on_both_sides_of_every_bound(dual_clip: float | N
     )
 
 
-def test_it_compiles_to_one_graph_with_the_same_gradient() -> None:
+def test_clipped_surrogate_compiles_to_one_graph_with_the_same_gradient() -> None:
     log_probs, old, advantages, mask = random_batch((3, 7))
     log_probs.requires_grad_()
     compiled = torch.compile(clipped_surrogate, fullgraph=True, backend="aot_eager")

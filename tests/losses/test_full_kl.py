@@ -59,7 +59,7 @@ def test_the_gradients_by_hand() -> None:
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
-def test_it_is_the_divergence_of_torch_distributions(direction: str) -> None:
+def test_full_kl_is_the_divergence_of_torch_distributions(direction: str) -> None:
     def reference(x: Tensor) -> Tensor:
         p, q = torch.distributions.Categorical(logits=x), torch.distributions.Categorical(logits=TEACHER)
         return (
@@ -112,7 +112,7 @@ def test_disjoint_distributions_are_log_two_apart() -> None:
 
 
 @EVERY
-def test_it_is_zero_with_zero_gradient_at_equality_and_positive_elsewhere(fn: Divergence, options: dict) -> None:
+def test_full_kl_is_zero_with_zero_gradient_at_equality_and_positive_elsewhere(fn: Divergence, options: dict) -> None:
     torch.testing.assert_close(fn(STUDENT, STUDENT, MASK, **options), torch.zeros(2, 1).double(), **CLOSE)
     torch.testing.assert_close(gradient(fn, STUDENT, STUDENT, MASK, **options), torch.zeros_like(STUDENT), **CLOSE)
     assert (fn(STUDENT, TEACHER, MASK, **options) > 0.01).all()

@@ -72,5 +72,5 @@ def test_verl_0_9_1() -> None:
 
 @pytest.mark.parametrize("clip", [{"clip_low": -0.1}, {"clip_high": -0.1}])
 def test_bounds_below_zero_are_refused(clip: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="clip_low"):
+    with pytest.raises(ValueError, match=next(iter(clip))):
         loss_and_gradient(row(0.0), row(0.0), row(1.0), **clip)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlprims import algorithms
 from rlprims.algorithms import Algorithm
 from rlprims.grouping import dense_ids
-from rlprims.losses import dpo, flowrl, gvpo, online_dpo, prompt_token_mean, real, seq_mean_token_mean
+from rlprims.losses import dpo, flowrl, gvpo, online_dpo, prompt_token_mean, rewards_as_labels, seq_mean_token_mean
 from rlprims.testing import check_loss
 from tests.records import DETACHED_WEIGHT, Record, one_more
 
@@ -24,7 +24,7 @@ RECORDS = [
         exempt={"on policy it is reinforce": "a response's weight is relative to its group, and grows with β", **GROWS},
     ),
     Record(
-        "losses.real",
+        "losses.rewards_as_labels",
         check_loss,
         matters={"tau": 2.0, "all_reduce_rows": one_more},
         exempt={"on policy it is reinforce": "reads the sign of the advantage alone"},
@@ -109,7 +109,7 @@ def test_gvpo_of_the_authors_code() -> None:
 def test_real_by_hand() -> None:
     """Two good with logits 1 and −1, one bad with 2: log(1 + e^−1 + e^1) + log(1 + e^2)."""
     x, m = column(0.5, -0.5, 1.0).requires_grad_(), torch.ones(3, 1, dtype=torch.bool)
-    losses = real(x, torch.zeros(3, 1).double(), column(3.0, 0.1, 0.0), ONE, m)
+    losses = rewards_as_labels(x, torch.zeros(3, 1).double(), column(3.0, 0.1, 0.0), ONE, m)
     want = math.log(1 + math.e + 1 / math.e) + math.log(1 + math.e**2)
     assert losses.flatten().tolist() == pytest.approx([want] * 3)
     plus = 1 + math.e + 1 / math.e
@@ -122,7 +122,7 @@ def test_a_response_weighs_less_the_better_it_does(s: float, good: bool) -> None
     """The paper's |W| = 1 / (τ (1 + C e^(±s/τ))), at most 1/τ, with C of the others of its label."""
     tau, other, sign = 0.5, 0.3, 1.0 if good else -1.0
     x, m = column(s, other, 0.0).requires_grad_(), torch.ones(3, 1, dtype=torch.bool)
-    losses = real(x, torch.zeros(3, 1).double(), column(sign, sign, -sign), ONE, m, tau=tau)
+    losses = rewards_as_labels(x, torch.zeros(3, 1).double(), column(sign, sign, -sign), ONE, m, tau=tau)
     c = 1 + math.exp(-sign * other / tau)
     assert gradient(losses, x, ONE)[0] == pytest.approx(-sign / tau / (1 + c * math.exp(sign * s / tau)))
 
@@ -130,7 +130,7 @@ def test_a_response_weighs_less_the_better_it_does(s: float, good: bool) -> None
 def test_real_of_a_group_that_agrees_is_zero() -> None:
     x, m = column(0.5, -0.5, 1.0, 2.0).requires_grad_(), torch.ones(4, 1, dtype=torch.bool)
     ids = torch.tensor([0, 0, 1, 1])
-    losses = real(x, torch.zeros(4, 1).double(), column(1.0, 1.0, 0.0, -1.0), ids, m)
+    losses = rewards_as_labels(x, torch.zeros(4, 1).double(), column(1.0, 1.0, 0.0, -1.0), ids, m)
     assert losses.flatten().tolist() == [0.0] * 4
     assert gradient(losses, x, ids) == [0.0] * 4
 
@@ -145,7 +145,7 @@ def test_real_of_ms_swift() -> None:
     s = torch.where(m, x - old, 0.0).sum(1) / m.sum(1) / 0.5
     bad = torch.logsumexp(torch.stack([s[4], s[6], torch.tensor(0.0)]), 0)
     good = torch.logsumexp(torch.stack([-s[5], -s[7], torch.tensor(0.0)]), 0)
-    got = prompt_token_mean(real(x, old, a, ids, m), ids, m)
+    got = prompt_token_mean(rewards_as_labels(x, old, a, ids, m), ids, m)
     assert float(got) == pytest.approx(float(bad + good) / 2)
 
 
@@ -226,7 +226,7 @@ def test_online_dpo_without_a_pair_is_zero() -> None:
     assert slopes[1] < 0 == slopes[2] < slopes[0]
 
 
-@pytest.mark.parametrize("loss", [gvpo, real, online_dpo])
+@pytest.mark.parametrize("loss", [gvpo, rewards_as_labels, online_dpo])
 def test_a_row_without_tokens_is_in_no_group(loss) -> None:
     m = torch.tensor([[True], [True], [False]])
     x, old, a = column(0.3, -0.4, torch.nan), column(0, 0, 0), column(1.0, -1.0, torch.nan)
@@ -234,8 +234,8 @@ def test_a_row_without_tokens_is_in_no_group(loss) -> None:
     torch.testing.assert_close(got, loss(x[:2], old[:2], a[:2], ONE[:2], m[:2]))
 
 
-@pytest.mark.parametrize(("loss", "option"), [(gvpo, "beta"), (real, "tau"), (online_dpo, "beta")])
-def test_what_must_be_positive(loss, option: str) -> None:
+@pytest.mark.parametrize(("loss", "option"), [(gvpo, "beta"), (rewards_as_labels, "tau"), (online_dpo, "beta")])
+def test_group_losses_refuse_options_that_must_be_positive(loss, option: str) -> None:
     z, m = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool)
     with pytest.raises(ValueError, match=f"{option}=0"):
         loss(z, z, z, ONE[:2], m, **{option: 0})

@@ -164,5 +164,5 @@ def test_an_unknown_mean_is_refused() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("clip", [{"clip_low": 1.5}, {"clip_high": -0.1}])
 def test_bounds_that_make_no_sense_are_refused(form, clip: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="clip_low"):
+    with pytest.raises(ValueError, match=next(iter(clip))):
         losses_and_gradient(form, row(0.0), row(0.0), row(1.0), **clip)

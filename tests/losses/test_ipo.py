@@ -28,7 +28,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 2.0])
-def test_it_is_least_at_one_over_two_tau(tau: float) -> None:
+def test_ipo_is_least_at_one_over_two_tau(tau: float) -> None:
     best = 1 / (2 * tau) - 1
     assert loss_and_gradient(best, tau) == pytest.approx((0.0, 0.0))
     assert loss_and_gradient(best + 0.1, tau) == pytest.approx((0.01, 0.2))

@@ -55,7 +55,7 @@ def test_tokens_that_cancel_are_no_distance_for_the_response() -> None:
     assert loss_and_gradient(x, old, a, tau=1.0, level="token")[0] == pytest.approx(1.0)
 
 
-def test_it_pulls_back_from_far_away() -> None:
+def test_opmd_pulls_back_from_far_away() -> None:
     _, (gradient,) = loss_and_gradient(row(-900.0), row(-1.0), row(0), tau=1.0)
     assert gradient == -899
 

@@ -102,7 +102,7 @@ def test_a_pair_in_the_wrong_order_is_pulled_apart(name: str) -> None:
     assert up < 0 < down
 
 
-def test_both_get_less_likely_and_the_rejected_one_more_so() -> None:
+def test_apo_down_lowers_both_and_the_rejected_one_more() -> None:
     chosen, rejected, *refs = log_ratios((0.0, 0.0))
     chosen, rejected = chosen.requires_grad_(), rejected.requires_grad_()
     loss = losses.apo_down(chosen, rejected, *refs, beta=1.0)
@@ -195,7 +195,7 @@ def test_the_reference_is_a_constant(name: str) -> None:
         ("f_dpo", {"divergence": "kl"}),
     ],
 )
-def test_what_has_no_value_is_refused(name: str, options: dict[str, Any]) -> None:
+def test_pair_losses_refuse_impossible_options(name: str, options: dict[str, Any]) -> None:
     ((option, value),) = options.items()
     with pytest.raises(ValueError, match=f"^{option}={value!r}, expected"):
         of(name, 1.0, 0.0, **options)

@@ -11,7 +11,7 @@ RECORDS = [
 ]
 
 
-def test_one_token() -> None:
+def test_reinforce_of_one_token() -> None:
     log_probs = torch.tensor([[-0.5, -0.25]], requires_grad=True)
     loss = reinforce(log_probs, torch.tensor([[2.0, -4.0]]), torch.ones(1, 2, dtype=torch.bool))
     loss.sum().backward()

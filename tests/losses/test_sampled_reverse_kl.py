@@ -27,7 +27,7 @@ def test_a_token_that_the_teacher_prefers_becomes_likelier() -> None:
     assert x.grad.tolist() == [[-0.5, 3.0]]
 
 
-def test_its_mean_gradient_is_that_of_the_reverse_kl() -> None:
+def test_sampled_reverse_kl_has_the_reverse_kls_mean_gradient() -> None:
     """Every token of the vocabulary, weighed by the student's probability."""
     x = STUDENT.clone().requires_grad_()
     per_token = sampled_reverse_kl(x.log_softmax(-1)[:, None], TEACHER.log_softmax(-1)[:, None], MASK)
@@ -37,7 +37,7 @@ def test_its_mean_gradient_is_that_of_the_reverse_kl() -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-def test_it_has_the_gradient_of_k2_and_not_its_value() -> None:
+def test_sampled_reverse_kl_has_the_gradient_of_k2_and_not_its_value() -> None:
     x = torch.tensor([[-2.0, -1.0]], dtype=torch.float64, requires_grad=True)
     teacher, mask = torch.tensor([[-1.5, -4.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
     one, two = sampled_reverse_kl(x, teacher, mask), kl(x, teacher, mask, value="k2")

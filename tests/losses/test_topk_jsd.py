@@ -63,7 +63,7 @@ def test_numbers_of_trl(alpha: float, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
-def test_all_tokens_are_the_whole_divergence_and_fewer_are_less(beta: float) -> None:
+def test_topk_jsd_of_all_tokens_is_the_whole_divergence_and_of_fewer_less(beta: float) -> None:
     whole = jsd(STUDENT, TEACHER, EVERY, beta=beta)
     for k in (1, 3, 6):
         ids = TEACHER.topk(k).indices

@@ -42,7 +42,7 @@ def gradient(f, x: Tensor) -> Tensor:
     return g
 
 
-def test_one_token_and_the_rest_by_hand() -> None:
+def test_topk_kl_of_one_token_and_the_rest_by_hand() -> None:
     p, q = (torch.tensor([[[x]]], dtype=torch.float64).log() for x in (0.2, 0.6))
     forward = 0.6 * math.log(0.6 / 0.2) + 0.4 * math.log(0.4 / 0.8)
     reverse = 0.2 * math.log(0.2 / 0.6) + 0.8 * math.log(0.8 / 0.4)
@@ -60,7 +60,7 @@ def test_trl_1_16_with_its_tail(direction: str, values: list[float]) -> None:
 
 
 @BOTH
-def test_all_tokens_are_the_whole_divergence(direction: str) -> None:
+def test_topk_kl_of_all_tokens_is_the_whole_divergence(direction: str) -> None:
     want = full_kl(STUDENT, TEACHER, MASK, direction=direction)
     torch.testing.assert_close(of_logits(STUDENT, 4, direction), want, **CLOSE)
     got = gradient(lambda x: of_logits(x, 4, direction), STUDENT)
@@ -91,7 +91,7 @@ def test_more_tokens_see_more_and_never_more_than_there_is(direction: str) -> No
 
 
 @BOTH
-def test_it_is_least_where_both_agree(direction: str) -> None:
+def test_topk_kl_is_least_where_both_agree(direction: str) -> None:
     torch.testing.assert_close(of_logits(TEACHER, 2, direction), torch.zeros(2, 1).double(), **CLOSE)
     torch.testing.assert_close(
         gradient(lambda x: of_logits(x, 2, direction), TEACHER), torch.zeros_like(TEACHER), **CLOSE

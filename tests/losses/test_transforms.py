@@ -33,8 +33,8 @@ SMOOTH: list[tuple[str, dict[str, Any]]] = [
     ("jsd", {"beta": 0.2}),
     ("topk_kl", {}),
     ("topk_kl", {"direction": "reverse"}),
-    ("value", {"clip": 0.5}),
-    ("value", {"huber_delta": 0.5}),
+    ("value_loss", {"clip": 0.5}),
+    ("value_loss", {"huber_delta": 0.5}),
 ]
 """Losses without a stop-gradient on what they are differentiated by."""
 REPRESENTATIVE = pytest.mark.parametrize(

@@ -7,6 +7,7 @@ the tests that killed one run again with nothing broken.
 
 import argparse
 import gc
+import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -15,15 +16,28 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("advantage", "losses", "filters", "corrections")
+from plan import MATHS, ROOT, Plan, files, stages
+
+if TYPE_CHECKING:
+    from operators import Mutant
+
 OPTIONS = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"]
-CPU_SECONDS = 120
-FAR = (["tests/test_enumeration.py", "tests/test_enumeration_losses.py", "tests/test_golden.py"], "")
+STAGES = ("the tests of its file", "its laws", "enumerations and golden cases")
+CPU_SECONDS = (120, 300, 300)
+"""Of the processor, however busy it is, for each stage."""
+GRACE = 30
+"""Seconds that a mutant has to end after the time is up."""
 
 
 class Broken(importlib.abc.MetaPathFinder):
@@ -58,34 +72,7 @@ class Watch:
             self.failed = f"import of {report.nodeid}"
 
 
-def public_names(path: Path) -> set[str]:
-    """The package's public names that this file defines, or that a file of the package defines that imports it."""
-    package = path.parent
-    public = set(re.findall(r'^    "(\w+)",$', (package / "__init__.py").read_text(), re.M))
-    files, sources = {path}, {p: p.read_text() for p in package.glob("_*.py") if p.name != "__init__.py"}
-    while True:
-        stems = "|".join(p.stem for p in files)
-        more = {
-            p for p, s in sources.items() if re.search(rf"^from rlprims\.{package.name}\.({stems}) import", s, re.M)
-        }
-        if more <= files:
-            break
-        files |= more
-    defined = {name for p in files for name in re.findall(r"^(?:def|class) (\w+)", p.read_text(), re.M)}
-    return public & defined
-
-
-def stages(path: Path) -> list[tuple[list[str], str]]:
-    """Test files, and which of their tests: the near ones first."""
-    package, names = path.parent.name, public_names(path)
-    word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
-    own = [p for p in sorted((ROOT / "tests" / package).glob("test_*.py")) if word.search(p.read_text())]
-    own.sort(key=lambda p: p.stem != f"test{path.stem}")
-    laws = rf"test_(laws|every_public_name_has_a_record)\[{package}\.({'|'.join(sorted(names))})[-\]]"
-    return [([str(path), *map(str, own)], ""), (["tests/test_laws.py"], laws), FAR]
-
-
-def judge(path: Path, source: str, plan: list[tuple[list[str], str]]) -> dict[str, str]:
+def judge(path: Path, source: str, plan: Plan) -> dict[str, str]:
     """In this process: which test of the plan kills ``source`` in the place of the file."""
     import pytest
 
@@ -95,21 +82,22 @@ def judge(path: Path, source: str, plan: list[tuple[list[str], str]]) -> dict[st
         importlib.import_module(module)
     except Exception as error:
         return {"killer": f"import: {type(error).__name__}"}
-    for files, wanted in plan:
+    for paths, wanted in plan:
         watch = Watch(wanted)
-        code = pytest.main([*OPTIONS, *files], plugins=[watch])
+        code = pytest.main([*OPTIONS, *paths], plugins=[watch])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return {"killer": watch.failed.replace(f"{ROOT}/", "") or f"pytest: {code!s}"}
     return {"killer": ""}
 
 
-def forked(path: Path, source: str, plan: list[tuple[list[str], str]], *, modules: bool = False) -> dict:
-    """:func:`judge` in a fork, which may hang or die."""
+def forked(path: Path, source: str, plan: Plan, *, cpu_seconds: int, seconds: float = 0, modules: bool = False) -> dict:
+    """:func:`judge` in a fork, which may hang or die; ``seconds`` of the clock, if not 0, end it too."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))  # of the processor, however busy it is
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             try:
                 answer = judge(path, source, plan)
@@ -138,62 +126,135 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
+class Verdicts:
+    """Which test kills a mutant at a stage, and in ``out`` what is known already of the same code and tests."""
+
+    def __init__(self, out: Path | None, seconds: float | None) -> None:
+        self.out, self.end = out, None if seconds is None else time.monotonic() + seconds
+        lines = out.read_text().splitlines() if out and out.exists() else []
+        self.known = {(d["name"], d["stage"], d["of"]): d["killer"] for d in map(json.loads, lines)}
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None and time.monotonic() > self.end
+
+    def killer(self, mutant: "Mutant", stage: int) -> str | None:
+        """The test; nothing if the mutant survives; None if there was no time to find out."""
+        path = ROOT / mutant.path
+        key = mutant.name, stage, _digest(path, mutant.function, stage)
+        if key in self.known:
+            return self.known[key]
+        if self.is_over:
+            return None
+        seconds = 0 if self.end is None else self.end - time.monotonic() + GRACE
+        plan = [stages(path, mutant.function)[stage]]
+        killer = forked(path, mutant.source, plan, cpu_seconds=CPU_SECONDS[stage], seconds=seconds)["killer"]
+        if killer == "time" and self.is_over:
+            return None
+        if self.out:
+            verdict = {"name": mutant.name, "stage": stage, "of": key[2], "killer": killer}
+            about = {k: v for k, v in vars(mutant).items() if k != "source"}
+            with self.out.open("a") as lines:
+                lines.write(json.dumps(verdict | about) + "\n")
+        return killer
+
+
+@cache
+def _digest(path: Path, function: str, stage: int) -> str:
+    """Of the code and of the files of tests."""
+    texts = [(ROOT / name).read_bytes() for name in (path, *stages(path, function)[stage][0])]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+
+
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=PACKAGES, help="packages, or files in them")
+    parser.add_argument("what", nargs="*", default=MATHS, help="packages, modules, or files in them")
     parser.add_argument("--per-function", type=int, default=6, help="mutants of each function (6)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a pattern of the mutants' names, to repeat some")
     parser.add_argument("--out", type=Path, help="keep the results here, and do not repeat those it has")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--changed", nargs="?", const="", metavar="BASE", help="only functions changed since this commit"
+    )
+    parser.add_argument("--seconds", type=float, help="judge no further mutant after these")
+    parser.add_argument("--allowed", type=float, default=1.0, help="the share that may survive, beyond three (1)")
+    return parser.parse_args(arguments)
 
-    os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-    sys.dont_write_bytecode = True
+
+def draw(options: argparse.Namespace) -> list["Mutant"]:
+    from changed import changed_functions, default_base
+    from operators import mutants
+
+    only: dict[Path, set[str] | None] = {path: None for what in options.what for path in files(what)}
+    if options.changed is not None:
+        base = options.changed or default_base(ROOT)
+        changed = changed_functions(ROOT, base, "rlprims")
+        only = {path: changed[path] for path in only if path in changed}
+        say(f"{sum(map(len, only.values()))} functions of the maths in {len(only)} files differ from {base[:12]}")
+    found = [
+        mutants(str(path.relative_to(ROOT)), path.read_text(), options.per_function, options.seed, functions)
+        for path, functions in only.items()
+    ]
+    in_turn = chain.from_iterable(zip_longest(*found) if options.seconds else found)
+    return [m for m in in_turn if m is not None and re.search(options.only, m.name)]
+
+
+def prepare() -> None:
+    """Import what every fork would import again."""
     import torch
 
     torch.set_num_threads(1)
-    from operators import mutants
-
-    packages = [w for w in options.what if w in PACKAGES]
-    paths = [
-        p for package in packages for p in sorted((ROOT / "rlprims" / package).glob("_*.py")) if p.name != "__init__.py"
-    ]
-    paths += [Path(w).resolve() for w in options.what if w not in PACKAGES]
     torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(torch.ones(1))  # its start, once for all forks
-    for name in forked(paths[0], paths[0].read_text(), stages(paths[0])[:2], modules=True)["modules"]:
-        with suppress(Exception):  # what every fork would import again
+    path = files("advantage")[0]
+    plan = stages(path)[:2]
+    for name in forked(path, path.read_text(), plan, cpu_seconds=CPU_SECONDS[1], modules=True)["modules"]:
+        with suppress(Exception):
             importlib.import_module(name)
     gc.freeze()  # or each fork would collect what it inherited
 
-    known = {}
-    if options.out and options.out.exists():
-        known = {(d["name"], d["stage"]): d["killer"] for d in map(json.loads, options.out.read_text().splitlines())}
-    alive = [
-        m for p in paths for m in mutants(str(p.relative_to(ROOT)), p.read_text(), options.per_function, options.seed)
-    ]
-    alive = [m for m in alive if re.search(options.only, m.name)]
-    killers = set()
-    for stage, what in enumerate(("the tests of its file", "its laws", "enumerations and golden cases")):
-        left = []
-        for mutant in alive:
-            killer = known.get((mutant.name, stage))
+
+def fail_without_a_mutant(tests: Iterable[str]) -> str:
+    """The first of the tests that fails with nothing broken."""
+    path = files("advantage")[0]
+    tests = sorted(k for k in tests if "::" in k and not k.startswith("import"))
+    plan = [(tests, "")] if tests else []
+    return forked(path, path.read_text(), plan, cpu_seconds=CPU_SECONDS[1])["killer"]
+
+
+def main() -> None:
+    options = options_of()
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+    sys.dont_write_bytecode = True
+    verdicts = Verdicts(options.out, options.seconds)
+    drawn = draw(options)
+    if drawn:
+        prepare()
+    met, killed, killers = Counter[int](), Counter[int](), set[str]()
+    alive, left = [], 0
+    for m in drawn:
+        for stage in range(len(STAGES)):
+            killer = verdicts.killer(m, stage)
             if killer is None:
-                path = ROOT / mutant.path
-                killer = forked(path, mutant.source, [stages(path)[stage]])["killer"]
-                if options.out:
-                    record = {k: v for k, v in vars(mutant).items() if k != "source"}
-                    with options.out.open("a") as lines:
-                        lines.write(json.dumps({"name": mutant.name, "stage": stage, "killer": killer} | record) + "\n")
-            killers.add(killer)
-            left += [] if killer else [mutant]
-        say(f"{what}: {len(alive) - len(left)} of {len(alive)} killed")
-        alive = left
-    for m in alive:
-        say(f"{m.name} in {m.function or 'the module'}\n  - {m.before}\n  + {m.after}")
-    tests = sorted(k for k in killers if "::" in k and not k.startswith("import"))
-    sane = forked(paths[0], paths[0].read_text(), [(tests, "")] if tests else [])
-    sys.exit(f"fails with nothing broken, so its kills do not count: {sane['killer']}" if sane["killer"] else 0)
+                left += 1
+                break
+            met[stage] += 1
+            if killer:
+                killed[stage] += 1
+                killers.add(killer)
+                break
+        else:
+            alive.append(m)
+            say(f"{m.name} in {m.function or 'the module'}\n  - {m.before}\n  + {m.after}")
+    for stage, what in enumerate(STAGES):
+        say(f"{what}: {killed[stage]} of {met[stage]} killed")
+    judged = len(drawn) - left
+    say(f"{len(alive)} of {judged} survive; {left} were not judged in time")
+    insane = fail_without_a_mutant(killers) if killers else ""
+    if insane:
+        sys.exit(f"fails with nothing broken, so its kills do not count: {insane}")
+    if len(alive) > max(3, options.allowed * judged):
+        sys.exit(f"more than {options.allowed:.0%} survive: a test is missing, or say in docs/mutation.md why not")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from parso.tree import NodeOrLeaf
 
 SHIFTS_AND_BITS_OF_FLOATS = ("_RShift", "_LShift", "_BitOr", "_BitAnd", "_BitXor")
 NEEDS_ARGUMENTS = ("VariableReplacer", "VariableInserter")
+ONE_FOR_THE_OTHER = ("_Eq_Is", "_Is_Eq", "_NotEq_IsNot", "_IsNot_NotEq")
+"""Python keeps one copy of a small number and of a word, and None equals nothing else."""
 MODULES = ("torch", "math", "functional")
 """``torch.minimum`` is no method of anything."""
 
@@ -111,7 +113,9 @@ def operators() -> dict[str, Any]:
     of_cosmic_ray = {
         name: provider[name]()
         for name in provider
-        if name not in NEEDS_ARGUMENTS and not (name.startswith("ReplaceBinaryOperator") and _always_a_type_error(name))
+        if name not in NEEDS_ARGUMENTS
+        and not name.endswith(ONE_FOR_THE_OTHER)
+        and not (name.startswith("ReplaceBinaryOperator") and _always_a_type_error(name))
     }
     return of_cosmic_ray | {op.__name__: op() for op in (DropMethod, FirstArgument, DropStatement)}
 
@@ -121,8 +125,11 @@ def _always_a_type_error(name: str) -> bool:
     return name.endswith(SHIFTS_AND_BITS_OF_FLOATS) and not name.endswith(("_BitAnd_BitOr", "_BitOr_BitAnd"))
 
 
-def mutants(path: str, source: str, per_function: int, seed: int) -> list[Mutant]:
-    """``per_function`` mutants of each function or method (all, if it has fewer), at as many places as there are."""
+def mutants(path: str, source: str, per_function: int, seed: int, only: set[str] | None = None) -> list[Mutant]:
+    """``per_function`` mutants of each function or method (all, if it has fewer), at as many places as there are.
+
+    ``only`` names the functions, if not all are wanted. The mutants are of each function in turn.
+    """
     functions, silent = _spans(source)
     places: dict[str, dict[Position, list[tuple[str, int]]]] = {}
     tree = cosmic_ray.ast.get_ast(source)
@@ -136,8 +143,9 @@ def mutants(path: str, source: str, per_function: int, seed: int) -> list[Mutant
                 if any(low <= start < high for low, high in silent):
                     continue
                 function = next((f for f, (low, high) in functions.items() if low <= start[0] <= high), "")
-                places.setdefault(function, {}).setdefault(start, []).append((name, occurrence))
-    found = []
+                if only is None or function in only:
+                    places.setdefault(function, {}).setdefault(start, []).append((name, occurrence))
+    found: list[list[Mutant]] = []
     for function, at in sorted(places.items()):
         draw = random.Random(f"{seed} {path} {function}")
         order = list(at.values())
@@ -145,32 +153,42 @@ def mutants(path: str, source: str, per_function: int, seed: int) -> list[Mutant
         for choices in order:
             draw.shuffle(choices)
         turns = (choice for turn in zip_longest(*order) for choice in turn if choice is not None)
-        kept = 0
+        own: list[Mutant] = []
         for name, occurrence in turns:
-            if kept == per_function:
+            if len(own) == per_function:
                 break
             mutated = mutate_code(source, known[name], occurrence)
             if mutated is None or _same(mutated, source):
                 continue
             line, before, after = _difference(source, mutated)
-            found.append(Mutant(path, function, name, occurrence, line, before, after, mutated))
-            kept += 1
-    return found
+            own.append(Mutant(path, function, name, occurrence, line, before, after, mutated))
+        found.append(own)
+    return [mutant for turn in zip_longest(*found) for mutant in turn if mutant is not None]
 
 
 def _spans(source: str) -> tuple[dict[str, tuple[int, int]], list[tuple[Position, Position]]]:
-    """First and last line of each function or method; and where no mutant is made: annotations, words of an error."""
+    """First and last line of each function or method; and where no mutant is made: annotations, words of an error, and
+    the decorator of docstrings.
+    """
     tree = ast.parse(source)
     functions: dict[str, tuple[int, int]] = {}
     for node in tree.body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        functions |= {f"{prefix}{f.name}": (f.lineno, f.end_lineno) for f in inside if isinstance(f, ast.FunctionDef)}
+        for f in inside:
+            if isinstance(f, ast.FunctionDef):
+                first = min([f.lineno, *(d.lineno for d in f.decorator_list)])
+                functions[prefix + f.name] = (first, f.end_lineno)
     silent: list[Any] = []
     for node in ast.walk(tree):
         silent += [getattr(node, "annotation", None), getattr(node, "returns", None)]
         silent += [node] if isinstance(node, ast.Raise) else []
-    return functions, [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in silent if n is not None]
+    spans = [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in silent if n is not None]
+    of_docstrings = [
+        d for f in ast.walk(tree) for d in getattr(f, "decorator_list", ()) if ast.unparse(d) == "described"
+    ]
+    spans += [((d.lineno, d.col_offset - 1), (d.end_lineno, d.end_col_offset)) for d in of_docstrings]  # from the @ on
+    return functions, spans
 
 
 def _same(mutated: str, source: str) -> bool:

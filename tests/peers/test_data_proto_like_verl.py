@@ -223,7 +223,7 @@ def test_the_same_answer(call):
 
 
 @pytest.mark.parametrize(("call", "kind"), REFUSED.values(), ids=REFUSED)
-def test_both_refuse(call, kind):
+def test_data_proto_refuses_what_verl_refuses(call, kind):
     with pytest.raises(kind or Exception):
         call(verls())
     with pytest.raises(ValueError, match=r"\w") as caught:

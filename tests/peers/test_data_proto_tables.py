@@ -118,7 +118,7 @@ def test_objects_in_arrow_have_the_type_that_arrow_infers():
 @pytest.mark.parametrize(
     "cells", [[1, "a"], [object(), 1], [2**70, 1], [{"a": 1}, [1]], np.array([1j, 2]), np.array([1, 2], ">i4")]
 )
-def test_what_arrow_cannot_hold_is_named(cells):
+def test_to_arrow_names_columns_that_arrow_cannot_hold(cells):
     data = DataProto.from_dict({"ids": torch.arange(2)}, {"odd": cells})
     with pytest.raises(ValueError, match="to_arrow: odd has no Arrow type"):
         data.to_arrow()

@@ -87,7 +87,7 @@ def large(rows=4):
     ],
     ids=["small", "no_rows", "slice", "gathered", "nothing", "metadata", "objects", "bf16"],
 )
-def test_what_arrives(actor, data):
+def test_data_proto_arrives_whole_through_ray(actor, data):
     data = data()
     for back in (get(ray.put(data)), get(actor.same.remote(data))):
         assert type(back) is DataProto

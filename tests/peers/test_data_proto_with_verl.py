@@ -248,7 +248,7 @@ def test_there_and_back(data):
         assert back.batch[name] is tensor
 
 
-def test_what_verl_does_to_its_batch_stays_there():
+def test_to_verl_shares_no_changes_with_the_original():
     data = make(ours())
     theirs = to_verl(data)
     theirs.reorder(torch.tensor([3, 2, 1, 0]))

@@ -61,7 +61,7 @@ def value_and_gradient(loss, batch):
 
 
 EXPLORING = algorithms.grpo(kl_coef=0.0).replace(
-    aggregation=losses.token_mean, loss_terms=(LossTerm(coefficient=0.01, loss=use(losses.entropy)),)
+    aggregation=losses.token_mean, loss_terms=(LossTerm(coefficient=0.01, loss=use(losses.negative_entropy)),)
 )
 MATCHES = {
     "its defaults": (EXPLORING, {}, 0.2),
@@ -120,7 +120,7 @@ def test_a_reference_is_read_where_torchrl_has_it(policy, batch):
     assert with_kl(batch).loss_objective != want
 
 
-def test_it_is_a_loss_module_that_trains(policy, batch):
+def test_grpo_loss_is_a_loss_module_that_trains(policy, batch):
     loss = grpo_loss(DAPO)(policy)
     assert isinstance(loss, LossModule)
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.05)
@@ -160,7 +160,7 @@ def test_padding_that_is_nan_is_not_read(policy, batch):
 
 
 @pytest.mark.parametrize("preset", ["ppo", "decoupled_ppo", "remax"])
-def test_what_the_loss_reads_decides(preset):
+def test_grpo_loss_has_torchrls_class_by_the_data_that_it_reads(preset):
     assert issubclass(grpo_loss(algorithms.PRESETS[preset]()), GRPOLoss)
 
 

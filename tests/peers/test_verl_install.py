@@ -97,7 +97,7 @@ SAME_ESTIMATORS = {
     "remax": "remax",
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-    "grpo_passk": "pass_at_k",
+    "grpo_passk": "pass_at_k_training",
     "gpg": "gpg",
 }
 
@@ -227,7 +227,7 @@ def test_the_alone_keep_their_score_in_verls_dialect():
     assert not calls["rlprims/grpo"].any()
 
 
-def test_what_verl_does_not_hand_over_is_named():
+def test_install_names_primitives_whose_data_verl_does_not_have():
     assert INSTALLED.left_out.keys() >= {"gae", "gdpo", "optimal_token_baseline", "vtrace", "pkpo", "decoupled_ppo"}
     assert INSTALLED.left_out["td_lambda"] == "verl does not pass values"
     with pytest.raises(ValueError, match=r"ppo needs: rlprims.advantage.gae reads values"):

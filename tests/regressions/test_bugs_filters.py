@@ -4,29 +4,29 @@ import numpy as np
 import pytest
 import torch
 
-from rlprims.filters import DynamicSampling, SamplingExhausted, nonzero_range
+from rlprims.filters import DynamicSampling, SamplingExhausted, varied_scores
 
 
 def test_f1_b2_equal_floats_are_a_constant_group() -> None:
     """verl and the DAPO recipe ask for np.std > 0; slime dd6888d5a."""
     scores = [0.1] * 3
     assert np.std(scores) > 0
-    assert not nonzero_range(torch.tensor(scores, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)).any()
+    assert not varied_scores(torch.tensor(scores, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)).any()
 
 
 def test_f2_a_group_with_an_unknown_score_is_dropped() -> None:
     """verl keeps it, and its advantages are NaN: NaN is not equal to 0."""
     scores = [1.0, float("nan"), 0.0]
     assert np.std(scores) != 0
-    assert not nonzero_range(torch.tensor(scores), torch.zeros(3, dtype=torch.int64)).any()
+    assert not varied_scores(torch.tensor(scores), torch.zeros(3, dtype=torch.int64)).any()
 
 
 def test_o10_the_filter_looks_at_what_it_is_given_and_not_at_the_shaped_score() -> None:
     """NeMo-RL#2431, verl-recipe#125: a group that is wrong throughout survives by its lengths."""
     accuracy, penalty = torch.zeros(3), torch.tensor([0.0, -0.2, -1.0])
     ids = torch.zeros(3, dtype=torch.int64)
-    assert not nonzero_range(accuracy, ids).any()
-    assert nonzero_range(accuracy + penalty, ids).all()
+    assert not varied_scores(accuracy, ids).any()
+    assert varied_scores(accuracy + penalty, ids).all()
 
 
 def test_f3_nothing_to_keep_ends_at_the_limit_with_what_was_seen() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlprims.diagnostics import divergences, policy_update
+from rlprims.diagnostics import divergences, ratio_stats
 from rlprims.losses import kl, token_sum
 from rlprims.rewards import at_last_token, kl_penalty
 
@@ -34,4 +34,4 @@ def test_r9_the_distance_to_the_old_policy_has_the_sign_of_a_distance() -> None:
     want = 0.9 * torch.log(torch.tensor(1.8)) + 0.1 * torch.log(torch.tensor(0.2))
     torch.testing.assert_close(got["kl_k1"].value(), want)
     a = torch.zeros(1, 10)
-    torch.testing.assert_close(policy_update(new[0][tokens], old[0][tokens], a, mask)["approx_kl"].value(), want)
+    torch.testing.assert_close(ratio_stats(new[0][tokens], old[0][tokens], a, mask)["approx_kl"].value(), want)

@@ -38,7 +38,7 @@ def test_e10_no_metric_overflows(apart: float) -> None:
     old = old if apart < 0 else old - apart
     metrics = {
         **diagnostics.sampler_mismatch(new, old, mask),
-        **diagnostics.policy_update(new, old, torch.ones(2, 3), mask, clip_low=0.2, clip_high=0.2),
+        **diagnostics.ratio_stats(new, old, torch.ones(2, 3), mask, clip_low=0.2, clip_high=0.2),
         **diagnostics.divergences(new, old, mask),
         "log_perplexity": diagnostics.log_perplexity(new, mask),
     }

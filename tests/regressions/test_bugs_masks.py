@@ -4,7 +4,7 @@ import torch
 
 from rlprims.advantage import discounted_returns, grpo, whiten
 from rlprims.corrections import fipo
-from rlprims.diagnostics import token_mean
+from rlprims.diagnostics import mean_over_tokens
 from rlprims.losses import cispo, gspo, seq_mean_token_mean
 from rlprims.rewards import kl_penalty
 
@@ -59,7 +59,7 @@ def test_m14_an_empty_row_moves_no_metric() -> None:
     """SkyRL 62a6e1203, verl's current_kl: a mean over rows counts the empty ones, a plain mean the padding."""
     entropies = torch.tensor([[1.0, 2.0, 3.0], [6.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     mask = torch.cat([M, torch.zeros(1, 3, dtype=torch.bool)])
-    assert token_mean(entropies, mask).value() == token_mean(entropies[:2], M).value() == 3
+    assert mean_over_tokens(entropies, mask).value() == mean_over_tokens(entropies[:2], M).value() == 3
     per_row = (entropies * mask).sum(-1) / mask.sum(-1).clamp(min=1)
     assert per_row.mean() != per_row[:2].mean()
     assert entropies.mean() < 2

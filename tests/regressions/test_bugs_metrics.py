@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlprims.diagnostics import length_correlation, pass_at_k, responses, token_mean
+from rlprims.diagnostics import length_correlation, mean_over_tokens, pass_at_k, response_stats
 from rlprims.types import Max, Mean, merge_metrics
 
 
@@ -20,7 +20,7 @@ def test_b23_a_metric_is_reduced_by_its_type_and_not_by_its_name() -> None:
 def test_l13_a_rank_with_one_token_weighs_one_token() -> None:
     """trl c1f6f24e1: the mean of the ranks' means."""
     ranks = [torch.zeros(1, 1000), torch.ones(1, 1)]
-    parts = [token_mean(x, torch.ones_like(x, dtype=torch.bool)) for x in ranks]
+    parts = [mean_over_tokens(x, torch.ones_like(x, dtype=torch.bool)) for x in ranks]
     assert parts[0].merge(parts[1]).value() == pytest.approx(1 / 1001)
     assert sum(float(part.value()) for part in parts) / 2 == 0.5
 
@@ -28,7 +28,7 @@ def test_l13_a_rank_with_one_token_weighs_one_token() -> None:
 def test_g8_one_sample_has_metrics() -> None:
     """NeMo-RL 55f09e380: the standard deviation of one value ended the run."""
     mask = torch.ones(1, 3, dtype=torch.bool)
-    assert responses(torch.tensor([0.5]), mask)["score"].value() == 0.5
+    assert response_stats(torch.tensor([0.5]), mask)["score"].value() == 0.5
     assert length_correlation(torch.tensor([0.5]), mask).value() == 0
 
 

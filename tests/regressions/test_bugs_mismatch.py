@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlprims.corrections import importance_weights, rejection, tis, veto
+from rlprims.corrections import importance_weights, rejection, tis, token_veto
 from rlprims.logprobs import from_logits, fused_loss
 from rlprims.losses import clipped_surrogate
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 M = torch.ones(2, 2, dtype=torch.bool)
 TRAINER = torch.tensor([[0.8, 0.4], [0.2, 0.4]]).log()
@@ -39,16 +39,16 @@ def test_r7_one_absurd_token_takes_its_response_and_no_other() -> None:
     """NeMo-RL b59165262: such a response stayed, with a ratio that swamped the batch."""
     trainer = torch.tensor([[-20.0, -1.0], [-1.0, -1.0]])
     sampler = torch.full((2, 2), -1.0)
-    assert (veto(trainer, sampler, M).values > 0).tolist() == [[False, False], [True, True]]
+    assert (token_veto(trainer, sampler, M).values > 0).tolist() == [[False, False], [True, True]]
 
 
-def nucleus(logits: torch.Tensor, top_p: float) -> tuple[torch.Tensor, Kept]:
+def nucleus(logits: torch.Tensor, top_p: float) -> tuple[torch.Tensor, SamplingSupport]:
     """As a mask, and as sets: the fewest tokens of each row whose probabilities reach top_p."""
     p = logits.double().softmax(-1)
     order = p.argsort(-1, descending=True)
     before = p.gather(-1, order).cumsum(-1) - p.gather(-1, order)
     left = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, before < top_p)
-    return left, Kept.from_counts(left.nonzero()[:, 1], left.sum(-1))
+    return left, SamplingSupport.from_counts(left.nonzero()[:, 1], left.sum(-1))
 
 
 def test_t12_trl_6789_on_policy_weights_are_one_under_top_p() -> None:
@@ -68,10 +68,10 @@ def test_t12_trl_6789_on_policy_weights_are_one_under_top_p() -> None:
 def test_t13_prime_rl_2601_a_token_at_the_edge_of_its_set_stays_inside() -> None:
     """Two logits change places between two forward passes: the trainer's own top-2 does not have what was drawn."""
     sampler, trainer = torch.tensor([[3.0, 2.001, 2.0, 0.0]]), torch.tensor([[3.0, 2.0, 2.001, 0.0]])
-    token, kept = torch.tensor([1]), Kept(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    token, kept = torch.tensor([1]), SamplingSupport(torch.tensor([0, 1]), torch.tensor([0, 2]))
     ratio = (from_logits(trainer, token, kept) - from_logits(sampler, token, kept)).exp()
     assert float(ratio) == pytest.approx(1, abs=1e-3)
-    peer = Kept(trainer.topk(2).indices[0], torch.tensor([0, 2]))
+    peer = SamplingSupport(trainer.topk(2).indices[0], torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="sets from another forward pass differ by rounding"):
         from_logits(trainer, token, peer)
 

@@ -7,7 +7,7 @@ import torch
 from rlprims.data_proto import DataProto
 from rlprims.rewards.scoring import naive
 from rlprims.rewards.verifiers import gsm8k
-from rlprims.trainer.evaluation import _metrics
+from rlprims.trainer.evaluation import metrics_of
 
 
 def test_w1_w2_a_verifier_answers_in_any_thread() -> None:
@@ -31,5 +31,5 @@ def test_w11_an_answer_without_a_score_is_wrong_and_counted() -> None:
     tensors = {"scores": scores, "response_mask": mask, "ended": torch.zeros(4, dtype=torch.int8)}
     tensors["sample_id"] = torch.arange(4)
     rows = DataProto.from_dict(tensors=tensors, non_tensors={"data_source": ["sums"] * 4})
-    assert _metrics(rows, samples=2)["acc"] == 0.25
+    assert metrics_of(rows, samples=2)["acc"] == 0.25
     assert scores.nanmean() == 0.5

@@ -7,7 +7,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SIZES = {"M": 19, "G": 17, "L": 17, "R": 16, "K": 11, "E": 10, "T": 14, "O": 12, "V": 8, "F": 8, "D": 12, "S": 12}
-SIZES |= {"W": 12, "P": 11, "X": 8, "B": 31, "C": 7}
+SIZES |= {"W": 12, "P": 11, "X": 8, "B": 31, "C": 7, "N": 9, "H": 3}
 ROWS = re.findall(r"^\| ([A-Z]\d+) \| (.+) \| (.+) \|$", (HERE / "README.md").read_text(encoding="utf-8"), re.M)
 LAWS = "".join(path.read_text(encoding="utf-8") for path in (HERE.parents[1] / "rlprims/testing").glob("_laws_*.py"))
 
@@ -17,7 +17,7 @@ def test_every_entry_is_there_once() -> None:
 
 
 @pytest.mark.parametrize(("entry", "held"), [(entry, held) for entry, _, held in ROWS])
-def test_what_holds_it_exists(entry: str, held: str) -> None:
+def test_bugs_table_names_tests_that_exist(entry: str, held: str) -> None:
     if test := re.fullmatch(r"`(\S+)::(test_\w+)`", held):
         folder = HERE if test[1].startswith("test_bugs_") else HERE.parent
         assert f"def {test[2]}(" in (folder / test[1]).read_text(encoding="utf-8"), entry

@@ -52,6 +52,8 @@ def test_numbers_that_json_does_not_have_are_none(make_run: MakeRun) -> None:
 def test_a_path_that_is_no_run_is_refused_with_what_a_run_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected the directory of a run, .* got one without metrics\.jsonl"):
         read_metrics(tmp_path)
+    with pytest.raises(ValueError, match=r"got no folder$"):
+        read_metrics(tmp_path / "other")
 
 
 def test_panels_without_numbers_are_left_out(make_run: MakeRun, figures: list[Figure], tmp_path: Path) -> None:

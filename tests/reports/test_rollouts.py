@@ -2,9 +2,12 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from rlprims.data_proto import DataProto
 from rlprims.reports.rollouts import print_rollouts, read_rollouts
+from rlprims.runs.records import record_lines
 from tests.reports.made_runs import MakeRun, sample
 
 
@@ -28,7 +31,23 @@ def test_a_row_is_read_whole(make_run: MakeRun) -> None:
     assert not row.is_left_out
 
 
-def test_what_a_line_lacks_is_empty(make_run: MakeRun) -> None:
+def test_a_column_with_the_name_of_a_field_keeps_its_numbers(make_run: MakeRun) -> None:
+    one = torch.ones(1)
+    rows = DataProto.from_dict(
+        tensors={
+            **{"prompts": one[None].long(), "responses": one[None].long(), "attention_mask": torch.ones(1, 2).bool()},
+            **{"sample_id": one.long(), "group": one.long(), "ended": torch.zeros(1, dtype=torch.int8)},
+            **{"rollout_log_probs": -one[None], "scores": one, "status": 3 * one, "step": 4 * one, "acc": 5 * one},
+        },
+        non_tensors={name: ["a"] for name in ("prompt", "response", "answer", "data_source", "failure")}
+        | {"prompt_ids": [[1]]},
+    )
+    (row,) = read_rollouts(make_run(rollouts={2: list(record_lines(2, rows, "trained", str))}))
+    assert (row.status, row.step) == ("trained", 2)
+    assert {name: row.columns[name] for name in ("status", "step", "acc")} == {"status": 3, "step": 4, "acc": 5}
+
+
+def test_read_rollouts_leaves_missing_fields_empty(make_run: MakeRun) -> None:
     (row,) = read_rollouts(make_run(rollouts={1: [{"response": "four", "score": None}]}))
     assert (row.tokens, row.log_probs, row.advantages, row.score, row.group) == (["four"], [], None, None, None)
     assert "four" in printed(make_run("other", rollouts={1: [{"response": "four"}]}))
@@ -102,7 +121,7 @@ def test_tokens_take_the_colour_of_their_advantage(make_run: MakeRun) -> None:
     assert "</answer>\x1b" not in text  # zero: as the terminal writes
 
 
-def test_what_was_left_out_is_dim_and_comes_last(make_run: MakeRun) -> None:
+def test_printed_rollouts_show_dropped_samples_dim_and_last(make_run: MakeRun) -> None:
     left_out = [sample(i, status="acc is 1 throughout", advantages=None) for i in (0, 1)]
     text = printed(make_run(rollouts={1: [*left_out, sample(2)]}), colours=True)
     assert text.index("group 1") < text.index("group 0")

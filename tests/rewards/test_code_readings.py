@@ -221,6 +221,8 @@ def test_examples_and_thoughts_are_no_programs() -> None:
 def test_the_other_mark_is_part_of_a_program() -> None:
     assert python_code("```python\nx = '''\n~~~\n'''\n```\n", "last") == "x = '''\n~~~\n'''\n"
     assert python_code("~~~python\nx = '```'\n~~~", "last") == "x = '```'\n"
+    defined = "add = lambda a, b: a + b\n"
+    assert python_code(f"```python\n{defined}```\n```python\nprint(add(1, 2))\n```", "last", "add") == defined
 
 
 def test_a_server_gets_the_imports_that_a_program_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_as_trl() -> None:
     assert new_scores(0.0) == pytest.approx([-0.9267766952966369, -0.75, -0.5, -0.5])
 
 
-def test_other_values_as_trl() -> None:
+def test_cosine_length_of_other_values_is_trls() -> None:
     """TRL 1.16.0 with values (−10, 0) for wrong and (1, 2) for right answers."""
     other = {"correct_short": 2.0, "correct_long": 1.0, "wrong_short": -10.0, "wrong_long": 0.0}
     assert new_scores(1.0, **other) == pytest.approx([1.8535533905932737, 1.5, 1.0, 1.0])

@@ -161,6 +161,16 @@ def test_the_rows_of_a_pool(pool: Pool, through: str) -> None:
     assert pool(["3"], [""]).scores.tolist() == [3]
 
 
+def test_a_pool_that_still_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = tmp_path / "begun"
+    text = f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(1000)\n"
+    (tmp_path / "never_imported.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with interrupted_when(lambda: begun.exists() and begun.read_text() != ""):
+        Pool(obey, preload=["never_imported"])
+    wait_until_ended(int(begun.read_text()))
+
+
 SCRIPT = """
 import asyncio, sys, threading, time
 from functools import partial

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlprims.algorithms import Use
+from rlprims.algorithms import BoundFunction
 from rlprims.rewards.judges import Judge, pair, rubric, tournament
 from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.several import Reward, several
@@ -105,11 +105,11 @@ class TestARubric:
             "judge": {"url": judge.url, "model": "m"},
             "criteria": CRITERIA,
         }
-        bound = Use.model_validate(values)
+        bound = BoundFunction.model_validate(values)
         assert dict(bound.bound)["judge"] == Judge(judge.url, "m")
-        assert Use.model_validate(bound.model_dump(mode="json")) == bound
+        assert BoundFunction.model_validate(bound.model_dump(mode="json")) == bound
         with pytest.raises(ValueError, match=r"judge=.* has the wrong type"):
-            Use.model_validate(values | {"judge": {"model": "m"}})
+            BoundFunction.model_validate(values | {"judge": {"model": "m"}})
 
 
 BAD = {
@@ -206,7 +206,7 @@ class TestACacheOnDisk:
 
 
 class TestPairs:
-    def test_both_orders_are_asked(self, judge: Judge, server: Server) -> None:
+    def test_a_judge_of_pairs_is_asked_in_both_orders(self, judge: Judge, server: Server) -> None:
         server.reply = longer
         assert pair("aaa", "b", judge=judge) == {"score": 1.0, "consistent": 1.0, "judge_tokens": 20.0}
         assert pair("a", "bbb", judge=judge)["score"] == 0.0

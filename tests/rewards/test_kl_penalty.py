@@ -31,7 +31,7 @@ def test_a_coefficient_of_zero_leaves_the_rewards() -> None:
     assert got.tolist() == [[0, 1, 0]]
 
 
-def test_it_is_a_reward_and_carries_no_gradient() -> None:
+def test_kl_penalty_is_a_reward_and_carries_no_gradient() -> None:
     old = OLD.clone().requires_grad_()
     assert not kl_penalty(REWARDS, old, REF, MASK, kl_coef=0.1).requires_grad
 

@@ -47,7 +47,7 @@ def test_the_same(gold: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(("gold", "said"), WRONG)
-def test_not_the_same(gold: str, said: str) -> None:
+def test_math_scores_other_answers_0(gold: str, said: str) -> None:
     assert math(rf"\boxed{{{said}}}", gold)["score"] == 0
 
 
@@ -106,7 +106,7 @@ def test_a_bombs_score_by_name() -> None:
         ("", ""),
     ],
 )
-def test_what_is_left_without_thinking(text: str, rest: str) -> None:
+def test_without_thinking_leaves_what_follows(text: str, rest: str) -> None:
     assert without_thinking(text) == rest
     other = text.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
     assert without_thinking(other, opening="[THINK]", closing="[/THINK]") == rest

@@ -33,7 +33,7 @@ def test_the_factor_scales_and_bounds() -> None:
     assert of(90, 140, max_length=100, buffer_length=20, penalty_factor=3.0) == pytest.approx([-1.5, -3])
 
 
-def test_no_buffer_is_a_step() -> None:
+def test_overlong_penalty_without_buffer_is_a_step() -> None:
     assert of(11, 12, 13, 20, max_length=12, buffer_length=0) == [0, 0, -1, -1]
 
 

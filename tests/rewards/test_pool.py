@@ -60,7 +60,7 @@ FATAL = {
 
 
 @pytest.mark.parametrize("response", FATAL)
-def test_one_bad_row_costs_one_score(pool: Pool, response: str) -> None:
+def test_pool_loses_one_score_for_one_bad_row(pool: Pool, response: str) -> None:
     responses = [str(i) for i in range(40)]
     responses[17] = response
     began = time.monotonic()
@@ -82,7 +82,7 @@ def test_all_of_them_at_once(pool: Pool) -> None:
     assert [f.cause if f else None for f in scores.failures[1::2]] == list(FATAL.values())
 
 
-def test_the_same_as_in_process(pool: Pool) -> None:
+def test_pool_scores_as_in_process(pool: Pool) -> None:
     responses = [str(i) for i in range(1000)] + ["pred", "no score", "bool", "numpy"]
     there, here = (score(responses, [""] * len(responses)) for score in (pool, lambda r, a: naive(obey, r, a)))
     assert there.scores.nan_to_num(-1).equal(here.scores.nan_to_num(-1))
@@ -101,7 +101,7 @@ def test_any_text_crosses(pool: Pool, response: str) -> None:
     assert pool(["1", response, "2"], [""] * 3).scores.tolist() == [1.0, 0.0, 2.0]
 
 
-def test_no_rows(pool: Pool) -> None:
+def test_pool_of_no_rows(pool: Pool) -> None:
     assert pool([], []).scores.shape == (0,)
 
 
@@ -142,7 +142,7 @@ def test_cpu_time_is_limited_by_itself() -> None:
 
 
 @pytest.mark.parametrize("verifier", ["tests.rewards.misbehaving.nothing", "no.such.module", lambda r, a: 1.0])
-def test_what_cannot_be_imported_is_said_at_once(verifier: object) -> None:
+def test_a_pool_says_at_once_that_it_cannot_import(verifier: object) -> None:
     with pytest.raises(ValueError, match="cannot import"):
         Pool(verifier)  # type: ignore[arg-type]
 

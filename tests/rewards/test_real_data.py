@@ -33,7 +33,7 @@ def test_model_answers_score_as_people_label_them(strict: bool) -> None:
     assert disagree == []
 
 
-def test_other_verifiers_agree_on_the_same_rows() -> None:
+def test_verifiers_agree_on_rows_of_gsm8k() -> None:
     pytest.importorskip("math_verify")
     for response, answer, label in model_answers():
         gold = answer.rpartition("A:")[2].strip()
@@ -64,7 +64,7 @@ ADVANTAGES = {1: (1.5, -0.5), 2: (3**0.5 / 2, -(3**0.5) / 2), 3: (0.5, -1.5)}
 
 def test_groups_of_four_through_filter_and_grpo() -> None:
     scores, ids, _ = groups()
-    kept = filters.nonzero_range(scores, ids)
+    kept = filters.varied_scores(scores, ids)
     mask = torch.ones(len(scores), 1, dtype=torch.bool)
     advantages = advantage.grpo(scores[:, None], ids, mask).squeeze(1)
     right = scores.reshape(-1, 4).sum(1).repeat_interleave(4)
@@ -80,12 +80,12 @@ def test_the_table_of_the_docs() -> None:
     scores, ids, responses = groups()
     right = scores.reshape(-1, 4).sum(1)
     assert [int((right == count).sum()) for count in range(5)] == [432, 290, 236, 205, 156]
-    assert int(filters.nonzero_range(scores, ids).sum()) == 731 * 4
+    assert int(filters.varied_scores(scores, ids).sum()) == 731 * 4
     # The trap: on the shaped score, groups that are wrong throughout differ by their lengths, and are kept.
     words = torch.tensor([len(response.split()) for response in responses])
     mask = torch.arange(int(words.max())) < words[:, None]
     shaped = scores + rewards.overlong_penalty(mask, max_length=128, buffer_length=64)
-    kept = filters.nonzero_range(shaped, ids).reshape(-1, 4)[:, 0]
+    kept = filters.varied_scores(shaped, ids).reshape(-1, 4)[:, 0]
     assert [int((kept & (right == count)).sum()) for count in range(5)] == [278, 289, 236, 205, 23]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlprims.rewards import sandbox_fusion
-from rlprims.rewards._http import RemoteError, post
+from rlprims.rewards._http import post
 from rlprims.rewards._rates import Pace, tokens
-from rlprims.rewards.remote import remote
+from rlprims.rewards.remote import RemoteError, remote
 from rlprims.rewards.verifiers import code_stdin
 from tests.rewards.server import Reply, Server
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlprims.rewards._http import RemoteError, post
+from rlprims.rewards._http import post
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import remote
+from rlprims.rewards.remote import RemoteError, remote
 from tests.rewards.misbehaving import slowly
 from tests.rewards.server import Server
 from tests.rewards.test_remote import Waits, lengths
@@ -253,3 +253,30 @@ class TestAPoolUnderFire:
             threading.Timer(0.05, os.kill, [first, signal.SIGKILL]).start()
             assert pool([str(n) for n in range(150)], [""] * 150).scores.tolist() == list(range(150))
             assert pool._server._process.pid != first
+
+
+LOOK_UPS = """
+import socket, sys, time
+from rlprims.rewards.remote import remote
+
+known = socket.getaddrinfo
+
+def getaddrinfo(host, *others, **settings):
+    if "silent.example" in str(host):
+        time.sleep(1000)  # a name server that does not answer
+    return known(host, *others, **settings)
+
+socket.getaddrinfo = getaddrinfo
+limits = {"timeout": 0.2, "deadline": 2.0, "rows_per_request": 1, "retries": 1, "backoff": 0.01}
+rows = ["a"] * 40
+failures = remote("http://silent.example/", rows, rows, concurrency=40, **limits).failures
+print({failure.cause for failure in failures})
+print(remote(sys.argv[1], ["ab"], [""]).scores.tolist(), flush=True)
+"""
+
+
+def test_names_that_are_never_looked_up_hold_neither_other_names_nor_the_process(server: Server) -> None:
+    server.reply = lengths
+    url = server.url.replace("127.0.0.1", "localhost")
+    done = subprocess.run([sys.executable, "-c", LOOK_UPS, url], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "{'no answer in time'}\n[2.0]\n", done.stderr

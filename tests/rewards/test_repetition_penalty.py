@@ -58,7 +58,7 @@ def test_large_ids_are_distinguished() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=4), st.integers(1, 5))
-def test_it_counts_as_sets_of_tuples_do(rows: list[list[int]], ngram: int) -> None:
+def test_repetition_penalty_counts_as_sets_of_tuples_do(rows: list[list[int]], ngram: int) -> None:
     want = []
     for row in rows:
         grams = [tuple(row[i : i + ngram]) for i in range(len(row) - ngram + 1)]

@@ -49,7 +49,7 @@ RAISED = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWALLOWS)
-def test_what_swallows_an_exception_does_not_hide_it(name: str) -> None:
+def test_code_that_swallows_an_exception_does_not_hide_it(name: str) -> None:
     assert run_tests(TWICE, SWALLOWS[name]).ok
     for error in ("StopIteration", "AttributeError", "IndexError"):
         assert not run_tests(f"def twice(x): raise {error}('over')", SWALLOWS[name], limits=SHORT).ok

@@ -87,7 +87,7 @@ def test_no_way_out_by_symlink_or_by_parent_folder(tmp_path: Path) -> None:
 
 
 @isolated
-def test_it_can_write_only_in_its_own_folder(tmp_path: Path) -> None:
+def test_a_sandboxed_program_writes_only_in_its_own_folder(tmp_path: Path) -> None:
     outside = tmp_path / "new"
     result = program(f"""
         open("mine", "w").write("ok")
@@ -104,7 +104,7 @@ def test_it_can_write_only_in_its_own_folder(tmp_path: Path) -> None:
 
 
 @isolated
-def test_its_folder_is_empty_again_and_bounded() -> None:
+def test_the_sandboxs_folder_is_empty_again_and_bounded() -> None:
     program("open('mine', 'w').write('left')")
     assert program("import os; print(os.listdir())").stdout == "[]\n"
     result = program(
@@ -198,7 +198,7 @@ def test_handled_signals_do_not_help() -> None:
 
 
 @isolated
-def test_it_cannot_reach_the_process_that_watches_it() -> None:
+def test_a_sandboxed_program_cannot_reach_the_process_that_watches_it() -> None:
     result = program("""
         import os
         for process in (1, -1, os.getppid()):
@@ -220,7 +220,7 @@ def test_it_cannot_reach_the_process_that_watches_it() -> None:
 
 
 @isolated
-def test_it_has_no_capabilities() -> None:
+def test_a_sandboxed_program_has_no_capabilities() -> None:
     result = program("""
         import ctypes, os
         libc = ctypes.CDLL(None, use_errno=True)
@@ -357,7 +357,7 @@ def test_plain_data_crosses_exactly() -> None:
     assert result.ok, result.stderr
 
 
-def test_what_is_not_plain_does_not_cross() -> None:
+def test_the_sandbox_passes_plain_values_only() -> None:
     for value in (object(), range(3), iter([]), lambda: 0, [object()]):
         with pytest.raises(TypeError, match="only plain data"):
             _values.dumps(value)

@@ -43,7 +43,7 @@ def test_a_row_without_a_score_costs_itself(response: str, cause: str) -> None:
 
 
 @pytest.mark.parametrize("response", ["numpy", "bool"])
-def test_other_numbers_are_numbers(response: str) -> None:
+def test_naive_takes_scores_of_other_number_types(response: str) -> None:
     assert naive(obey, [response], [""]).scores.tolist() == [1.0]
 
 
@@ -94,6 +94,6 @@ def test_a_verifier_of_lists_that_raises() -> None:
     assert batch(fails, ["a", "b"], ["", ""]).causes == {"raised OSError": Cause(2, 0, "no server")}
 
 
-def test_no_rows() -> None:
+def test_naive_of_no_rows() -> None:
     for scores in (naive(obey, [], []), batch(lambda responses, answers: [], [], [])):
         assert scores.scores.shape == (0,)

@@ -154,7 +154,7 @@ class TestNothingWaitsForTheOthers:
 
         assert asyncio.run(notebook()) == [3]
 
-    def test_what_an_async_function_can_do(self) -> None:
+    def test_an_async_reward_that_hangs_raises_or_is_cancelled(self) -> None:
         async def bad(response: str) -> Any:
             match response:
                 case "hang":

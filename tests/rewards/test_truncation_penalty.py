@@ -56,7 +56,7 @@ def test_values_that_make_no_sense_are_refused(wrong: dict[str, float], blamed: 
         shaped(**wrong)
 
 
-def test_other_reasons_lose_it_if_they_are_named() -> None:
+def test_truncation_penalty_is_for_other_reasons_if_they_are_named() -> None:
     ended = torch.tensor([Ended.STOP, Ended.CONTEXT, Ended.LENGTH, Ended.PARSE_ERROR])
     got = truncation_penalty(SCORES, ended, penalty=1.0, reasons=("context", "parse_error"))
     assert got.tolist() == [0, -1, 0, -1]

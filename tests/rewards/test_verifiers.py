@@ -12,12 +12,12 @@ GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n48+24 = 72 in all.\n###
 
 
 @pytest.mark.parametrize("said", ["72", "72.0", "72.00", " 72 ", "$72", "+72", "72 clips", "72.", "072"])
-def test_the_same_number_in_other_clothes(said: str) -> None:
+def test_gsm8k_reads_a_number_in_other_clothes(said: str) -> None:
     assert gsm8k(f"So it is #### {said}", GOLD)["score"] == 1
 
 
 @pytest.mark.parametrize("said", ["71", "-72", "7 2", "0.72", "72.5", "720", "", "seventy-two"])
-def test_another_number(said: str) -> None:
+def test_gsm8k_of_another_number(said: str) -> None:
     assert gsm8k(f"So it is #### {said}", GOLD)["score"] == 0
 
 
@@ -25,31 +25,42 @@ def test_another_number(said: str) -> None:
     ("said", "gold"),
     [("1,234", "1234"), ("1234.0", "#### 1,234"), ("$5", "5"), ("$1,000,000", "1000000"), (".5", "0.5"), ("-3", "-3")],
 )
-def test_separators_currencies_and_signs(said: str, gold: str) -> None:
+def test_gsm8k_reads_separators_currencies_and_signs(said: str, gold: str) -> None:
     assert gsm8k(f"#### {said}", gold)["score"] == 1
 
 
-def test_the_last_mark_counts() -> None:
+@pytest.mark.parametrize("said", ["1,2", "1,23", "12,34,567", "1,2345", "1234,567", "1,200,5"])
+def test_a_comma_of_gsm8k_has_three_digits_after_it_or_parts_two_numbers(said: str) -> None:
+    assert gsm8k(f"#### {said}", said.replace(",", ""))["score"] == 0  # which of the two is the answer?
+    with pytest.raises(ValueError, match="with a number, and only one"):
+        gsm8k("#### 12", f"#### {said}")
+
+
+def test_gsm8k_without_a_mark_reads_the_last_of_a_list() -> None:
+    assert gsm8k("x is one of 3,5", "5")["score"] == 1
+
+
+def test_gsm8k_takes_the_last_mark() -> None:
     assert gsm8k("#### 71 no wait\n#### 72", GOLD)["score"] == 1
     assert gsm8k("#### 72 no wait\n#### 71", GOLD)["score"] == 0
 
 
-def test_without_a_mark_the_last_number_counts_unless_strict() -> None:
+def test_gsm8k_without_a_mark_takes_the_last_number_unless_strict() -> None:
     assert gsm8k("first 70, then 72", GOLD) == {"score": 1.0, "acc": 1.0, "format": 0.0}
     assert gsm8k("first 70, then 72", GOLD, strict=True) == {"score": 0.0, "acc": 0.0, "format": 0.0}
 
 
-def test_an_answer_mark() -> None:
+def test_gsm8k_takes_an_answer_mark() -> None:
     assert gsm8k("Q: how many?\nA: 72", GOLD, strict=True) == {"score": 1.0, "acc": 1.0, "format": 1.0}
 
 
-def test_large_numbers_are_compared_exactly() -> None:
+def test_gsm8k_compares_large_numbers_exactly() -> None:
     assert gsm8k("#### 9007199254740993", "9007199254740993")["score"] == 1
     assert gsm8k("#### 9007199254740992", "9007199254740993")["score"] == 0
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_gold_without_a_number_is_an_error(strict: bool) -> None:
+def test_gsm8k_refuses_a_gold_without_a_number(strict: bool) -> None:
     with pytest.raises(ValueError, match="'seventy', expected a text with a number"):
         gsm8k("#### 72", "seventy", strict=strict)
 

@@ -45,7 +45,7 @@ def test_the_same(gold: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(("gold", "said"), WRONG)
-def test_not_the_same(gold: str, said: str) -> None:
+def test_math_verifier_of_other_answers(gold: str, said: str) -> None:
     assert math(rf"Thus the answer is $\boxed{{{said}}}$.", gold)["score"] == 0.0
 
 

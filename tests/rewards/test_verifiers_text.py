@@ -57,7 +57,7 @@ def test_numbers_that_are_none() -> None:
         "B", "b", "(B)", "B.", "**B**", "Answer: B", "Answer: (B) heat", "answer: b", "The answer is B.",
         "The answer is (B), not A.", "A is tempting. But the answer is B", r"\boxed{B}", r"\boxed{\text{B}}",
         "<answer>B</answer>", "<answer> (b) </answer>", "<answer>B: heat rises</answer>", "The final answer is: **B**",
-        "A or B?\nAnswer: B) it rises",
+        "A or B?\nAnswer: B) it rises", r"\boxed{A} <answer>B</answer>", "The answer is A? No, the answer is B.",
     ],
 )  # fmt: skip
 def test_a_choice(response: str) -> None:
@@ -66,13 +66,19 @@ def test_a_choice(response: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "response", ["", "F", "The answer is a banana", "I don't know", "ABC", "The answer is BA", "x B"]
+    "response", ["", "F", "The answer is a banana", "I don't know", "ABC", "The answer is BA", "x B", "Answer: Because"]
 )
 def test_no_choice(response: str) -> None:
     assert multiple_choice(response, "B") == {"score": 0.0, "acc": 0.0, "format": 0.0}
 
 
-def test_other_choices() -> None:
+@pytest.mark.parametrize("gold", ["AB", "", "F"])
+def test_an_answer_that_is_no_choice(gold: str) -> None:
+    with pytest.raises(ValueError, match="expected one of the choices"):
+        multiple_choice("A", gold)
+
+
+def test_multiple_choice_of_other_letters() -> None:
     assert multiple_choice("The answer is J", "J", choices="ABCDEFGHIJ")["score"] == 1
     with pytest.raises(ValueError, match="expected one of the choices"):
         multiple_choice("A", "F")
@@ -273,6 +279,7 @@ def test_any_text_has_a_score(response: str, answer: str) -> None:
         ("#### 7\n#### or 8?", "7", 0), ("#### 7, because 14/2 = 7", "7", 1), ("about 3/4", "4", 0),
         ("about 3/4", "3/4", 1),
         ("#### 7^2", "7", 0), ("#### 3/0", "3", 0), ("#### 7!", "7", 0),
+        ("#### 7\n14 / 2 = 7", "7", 1),
     ],
 )  # fmt: skip
 def test_one_number_is_an_answer(response: str, gold: str, score: float) -> None:

@@ -42,6 +42,13 @@ class Digits(OneTurn):
         return Step(ask, reward=len(message["content"]) / 16, columns=state)
 
 
+class Sum(OneTurn):
+    """Rows of two numbers instead of a question."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a}+{b}=", str(a + b))
+
+
 class AsyncDigits(Digits):
     """The same, in another order of time."""
 
@@ -73,6 +80,20 @@ class WithoutAcc(Digits):
 
     def step(self, message: Any) -> Step:
         return dataclasses.replace(super().step(message), columns={})
+
+
+class WithoutStep:
+    """Can be reset, and nothing more."""
+
+    def reset(self) -> Any:
+        return []
+
+
+class Broken(Digits):
+    """Forgets to return something."""
+
+    def step(self, message: Any) -> Any:
+        return None
 
 
 class Sick(Digits):

@@ -1,10 +1,13 @@
 """The settings of a small run, starting it, and reading it back."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlprims.cli import main
+from rlprims.execution import Finish
+from rlprims.runs.checkpoint import begin_checkpoint
 
 
 def rlprims(*arguments: str | Path) -> None:
@@ -40,3 +43,10 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     """The lines of a run without what the machine decides: seconds and memory."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
+
+
+def save_checkpoint(
+    directory: Path, step: int, write: Callable[[Path], Finish | None], *, keep: int, best: int | None = None
+) -> Path:
+    """A whole checkpoint, which a run completes in the background."""
+    return begin_checkpoint(directory, step, write, keep=keep, best=best)()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rlprims.environments import Completion, Limits, TextRenderer, rollout
+from rlprims.environments import Completion, EpisodeLimits, TextRenderer, rollout
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +61,7 @@ def reconstruct(recorded: list[dict[str, Any]], questions: list[dict[str, Any]],
 
         row = of[tuple(prompt)]
         environment = stories(row["question"], row["answer"], price=0.05)
-        episode = asyncio.run(rollout(environment, sample, TextRenderer(tokenizer), Limits(turns=5)))
+        episode = asyncio.run(rollout(environment, sample, TextRenderer(tokenizer), EpisodeLimits(turns=5)))
         (merged,) = episode.rows()
         assert list(merged.token_ids) == prompt + ids
         assert len(episode.turns) == len(turns)

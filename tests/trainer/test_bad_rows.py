@@ -56,7 +56,7 @@ def test_a_file_of_bad_rows_alone_still_stops(tmp_path: Path) -> None:
         read(path, on_bad_row="skip")
 
 
-def test_what_no_tokenizer_can_read_is_a_bad_row(tmp_path: Path) -> None:
+def test_a_row_that_no_tokenizer_can_read_is_a_bad_row(tmp_path: Path) -> None:
     for text, reason in [('"\\ud800"', "half of a surrogate pair"), ("1e400", "1e400 is larger than any float")]:
         path = write(tmp_path / "rows.jsonl", ['{"question": ' + text + ', "answer": "1"}'])
         with pytest.raises(ValueError, match=rf"rows.jsonl:1: .*{reason}"):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlprims.data_proto import DataProto
 from rlprims.runs.best_checkpoint import Best
 from rlprims.trainer.config import Config
-from rlprims.trainer.evaluation import _pass_at, _powers_of_two
+from rlprims.trainer.evaluation import metrics_of
 from rlprims.trainer.session import start
 
 
@@ -48,7 +49,7 @@ def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
         Best("acc", tmp_path / "b", stop_at=None, patience=None).record(1, {"loss": 1.0})
 
 
-def test_without_a_metric_nothing_happens(tmp_path: Path) -> None:
+def test_best_without_a_metric_does_nothing(tmp_path: Path) -> None:
     best = Best(None, tmp_path / "b", stop_at=None, patience=None)
     assert not best.record(1, {})
     assert not best.should_stop
@@ -85,8 +86,12 @@ def test_a_limit_needs_a_metric(load: Callable[..., Config], settings: dict[str,
 
 def test_pass_at_k_is_unbiased() -> None:
     """Two of four are right: of the six pairs one is wrong throughout. All of Chen et al.'s ends, too."""
-    right = torch.tensor([[True, True, False, False], [False] * 4, [True] * 4])
-    assert _pass_at(right[:1], 2).item() == pytest.approx(5 / 6)
-    assert _pass_at(right, 2).mean().item() == pytest.approx((5 / 6 + 0 + 1) / 3)
-    assert _pass_at(right, 1).mean().item() == pytest.approx(right.float().mean().item())
-    assert [_powers_of_two(below=n) for n in (1, 2, 4, 9)] == [[], [], [2], [2, 4, 8]]
+    scores = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
+    tensors = {"scores": scores, "response_mask": torch.ones(12, 1, dtype=torch.bool), "ended": torch.zeros(12).long()}
+    tensors["sample_id"] = torch.arange(12)
+    rows = DataProto.from_dict(tensors=tensors, non_tensors={"data_source": ["x"] * 12})
+    got = metrics_of(rows, 4)
+    assert got["pass@2"] == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert got["acc"] == 0.5
+    for samples, named in ((1, []), (2, []), (4, [2]), (12, [2, 4, 8])):
+        assert [k for k in range(13) if f"pass@{k}" in metrics_of(rows, samples)] == named

@@ -13,11 +13,11 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
-from rlprims.execution.hf._models import only_in_shards
 from rlprims.runs import checkpoint
 from rlprims.runs.checkpoint import (
     Background,
@@ -28,10 +28,11 @@ from rlprims.runs.checkpoint import (
     load_random_state,
     newest_checkpoint,
     policy_of,
-    save_checkpoint,
     save_groups,
 )
 from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.end_tokens import load_tokenizer
+from tests.trainer.runs import save_checkpoint
 
 
 def write(value: int) -> Callable[[Path], None]:
@@ -144,7 +145,7 @@ def test_no_checkpoint_yet(tmp_path: Path) -> None:
         newest_checkpoint(tmp_path, warn=pytest.fail)
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_keep_only_the_newest(tmp_path: Path) -> None:
     for step in range(1, 6):
         save_checkpoint(tmp_path, step, write(step), keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000004", "step_000005"]
@@ -261,8 +262,11 @@ def test_a_policy_in_shards_is_a_model_for_a_block(model: Path, tmp_path: Path) 
         assert (policy / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
         AutoModelForCausalLM.from_pretrained(policy)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
-    assert "rlprims export" in only_in_shards(str(found / "policy"))
-    assert only_in_shards(str(found / "other")) == ""
+    wanted = f"there is no such folder; .* rlprims export {tmp_path.parent} {found / 'policy'} --step 1 --model policy$"
+    with pytest.raises(ValueError, match=wanted):
+        load_tokenizer(str(found / "policy"), Console())
+    with pytest.raises(ValueError, match=r"there is no such folder$"):
+        load_tokenizer(str(found / "other"), Console())
 
 
 def test_every_generator_continues(tmp_path: Path) -> None:

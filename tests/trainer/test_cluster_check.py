@@ -38,10 +38,9 @@ def test_every_part_works_and_is_measured(
     config = load_config(write_config(settings | {"execution": "ray", "ray": CLUSTER}), overrides)
     findings = list(try_cluster(config, Console(file=io.StringIO())))
     found = {finding.what: finding.found for finding in findings}
-    slow = {"sampling"}  # a model this small is not a measure of an engine, and a loaded machine is not one of anything
-    assert [finding for finding in findings if not finding.ok and finding.what not in slow] == []
+    assert [finding for finding in findings if not finding.ok] == [], "slow is none of them"
     assert found["sum over 2 ranks"].startswith("64.0 MiB in ")
-    assert re.match(r"12 responses, \d+ tokens in .* of the bare engine's", found["sampling"])
+    assert re.match(r"60 responses, \d+ tokens in .* of the bare engine's .* \(median of 5\)", found["sampling"])
     for when in ("at the start", "after it"):
         said = found[f"log-probs of engines and ranks {when}"]
         apart = re.fullmatch(r"(\S+) nats apart at most, (\S+) on average", said)
@@ -56,10 +55,13 @@ def test_every_part_works_and_is_measured(
     ("changes", "message"),
     [
         ({}, "add execution=ray"),
-        ({"execution": "ray", "data": {"environment": "tests.trainer.environments.Digits"}}, "use a file of prompts"),
+        (
+            {"execution": "ray", "data": {"environment": "tests.trainer.environments.Digits"}, "verifier": None},
+            "use a file of prompts",
+        ),
     ],
 )
-def test_what_it_cannot_try(
+def test_doctor_cluster_names_what_it_cannot_try(
     settings: dict[str, Any],
     write_config: Callable[[dict[str, Any]], Path],
     capsys: pytest.CaptureFixture[str],
@@ -71,6 +73,6 @@ def test_what_it_cannot_try(
     assert message in "".join(capsys.readouterr())
 
 
-def test_it_needs_a_config(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_doctor_cluster_needs_a_config(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert main(["doctor", "--cluster", str(model)]) == 2
     assert "rlprims doctor --cluster CONFIG.yaml" in "".join(capsys.readouterr())

@@ -10,8 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from rlprims.plan.memory import Prompts, plan, total
-from rlprims.runs.steps import Step, train
+from rlprims.plan.memory import plan, total
+from rlprims.plan.sizes import Prompts
+from rlprims.runs.steps import StepResult, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
@@ -37,14 +38,15 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        ("staleness=1",),
+        ("max_staleness=1",),
         ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
         (
             "data.environment=tests.trainer.environments.Digits",
             *(
-                "limits.turns=3",
+                "verifier=null",
+                "episode_limits.turns=3",
                 "stream=true",
-                "staleness=1",
+                "max_staleness=1",
                 "steps=2",
                 "ray.training_workers=1",
                 "ray.engine=vllm",
@@ -105,7 +107,7 @@ def test_groups_go_on_through_updates(
 ) -> None:
     """Two updates of staleness; after a resume the groups that were being sampled begin again."""
     ahead = (
-        "staleness=2",
+        "max_staleness=2",
         "stream=true",
         "ray.training_workers=1",
         "ray.engine=vllm",
@@ -135,12 +137,12 @@ def test_episodes_go_on_through_updates(
     tokens.
     """
     config = load(
-        settings | {"limits": {"turns": 3}, "optimizer": {"lr": 1e-12}},
+        settings | {"verifier": None, "episode_limits": {"turns": 3}, "optimizer": {"lr": 1e-12}},
         "data.environment=tests.trainer.environments.SlowDigits",
-        *("data.eval=null", "steps=6", "staleness=2", "stream=true"),
+        *("data.eval=null", "steps=6", "max_staleness=2", "stream=true"),
         *("ray.training_workers=1", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
     )
-    parts, steps = build(config, console), list[Step]()
+    parts, steps = build(config, console), list[StepResult]()
     with closing(parts.execution):
         trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
         train(trainer, [lambda _, step: steps.append(step)])

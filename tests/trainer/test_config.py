@@ -28,7 +28,7 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
         ("steps=many", "not 'many'"),
         ("algorithm.policy_loss.cliphigh=0.3", "did you mean 'clip_high'?"),
         ("algorithm.policy_loss.clip_high=wide", "clip_high='wide' has the wrong type"),
-        ("algorithm.policy_loss.clip_high=-1", "clip_high=-1.0, expected clip_low in [0, 1] and clip_high at least 0"),
+        ("algorithm.policy_loss.clip_high=-1", "clip_high=-1.0, expected a number of at least 0"),
         ("algorithm.advantage=losses.reinforce", "advantage is losses.reinforce, expected a function of"),
         ("algorithm.group_size=1", "group_size is 1: every advantage would be 0"),
         ("algorithm.mini_batches=3", "not divisible by algorithm.mini_batches=3"),
@@ -84,7 +84,7 @@ def test_a_module_beside_the_file_is_found_after_all_that_is_installed(
     assert config.verifier.fn("72.", "72") == 1.0
     assert sys.path[-1] == str(tmp_path)
     assert importlib.util.find_spec("einops").origin != str(tmp_path / "einops.py")
-    assert config.modules == tmp_path
+    assert config.modules == (tmp_path,)
     # The resolved settings lie elsewhere, and still find it.
     elsewhere = tmp_path / "run" / "config.yaml"
     elsewhere.parent.mkdir()
@@ -104,6 +104,25 @@ def test_extends_changes_single_settings_and_takes_the_algorithm_whole(
     assert config.algorithm.name == "rloo"
     assert config.algorithm.filter is None
     assert (config.sampling.temperature, config.sampling.max_new_tokens) == (0.7, 8)
+
+
+def test_modules_are_found_beside_the_file_and_then_beside_those_that_it_extends(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folders = [tmp_path / name for name in ("child", "parent", "grandparent")]
+    for folder, text in zip(folders, ("extends: ../parent/b.yaml", "extends: ../grandparent/c.yaml", ""), strict=True):
+        folder.mkdir()
+        (folder / f"{'abc'[folders.index(folder)]}.yaml").write_text(text or yaml.safe_dump(settings))
+        if folder != folders[0]:
+            (folder / "mine_above.py").write_text(f"def {folder.name}(response, answer):\n    return 1.0\n")
+    config = load_config(folders[0] / "a.yaml", ["verifier=mine_above.parent"])
+    assert config.modules == tuple(folders)
+    assert sys.path[-3:] == list(map(str, folders))
+    with pytest.raises(ValueError, match="No module named 'mine_nowhere'") as refused:
+        load_config(folders[0] / "a.yaml", ["verifier=mine_nowhere.reward"])
+    assert str(refused.value).endswith(f"; searched: installed packages, {', '.join(map(str, folders))}")
+    del sys.modules["mine_above"]
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
@@ -129,8 +148,8 @@ def test_warnings_name_the_trap(load: Callable[..., Config], settings: dict[str,
     assert load(settings).warnings() == []
     assert "learns to be short" in load(settings, "algorithm.filter=null").warnings()[0]
     assert "filter on acc or scores" in load(settings, "algorithm.filter.metric=shaped_scores").warnings()[0]
-    assert load(settings, "staleness=1").warnings()[0].endswith("or use a loss that reads rollout_log_probs")
-    corrected = ("staleness=1", "algorithm.corrections=[rlprims.corrections.tis]")
+    assert load(settings, "max_staleness=1").warnings()[0].endswith("or use a loss that reads rollout_log_probs")
+    corrected = ("max_staleness=1", "algorithm.corrections=[rlprims.corrections.tis]")
     assert load(settings, *corrected).warnings() == []
     assert load(settings, "sampling.top_p=0.9").warnings() == []
     assert "responses end at" in load(settings, "sampling.max_new_tokens=6").warnings()[0]
@@ -159,7 +178,7 @@ def test_a_preset_in_a_librarys_dialect(load: Callable[..., Config], settings: d
         ({"preset": "grpo", "group_size": True}, "expected a number, a text or a function, got True"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
+def test_config_refuses_algorithms_that_cannot_run(
     load: Callable[..., Config], settings: dict[str, Any], algorithm: dict[str, Any], expected: str
 ) -> None:
     assert expected in message(load, settings | {"algorithm": algorithm})
@@ -168,7 +187,7 @@ def test_what_cannot_be_is_said_before_anything_runs(
 def test_data_that_no_stage_makes_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     made = [
         {"preset": "gdpo", "components": ["acc", "format"]},
-        {"preset": "dapo", "max_length": 8, "buffer_length": 4, "filter": {"keep": "rlprims.filters.completed"}},
+        {"preset": "dapo", "max_length": 8, "buffer_length": 4, "filter": {"keep": "rlprims.filters.completed_groups"}},
         {"preset": "ppo", "score_shaping": [{"fn": "rewards.truncation_penalty", "penalty": 0.5}]},
     ]
     for algorithm in made:

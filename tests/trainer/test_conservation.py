@@ -18,7 +18,7 @@ from rlprims.trainer.session import start
 def test_the_counters_add_up_in_every_step(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, staleness: int
 ) -> None:
-    settings |= {"verifier": "tests.trainer.verifiers.raises_on_some", "staleness": staleness, "steps": 5}
+    settings |= {"verifier": "tests.trainer.verifiers.raises_on_some", "max_staleness": staleness, "steps": 5}
     settings["algorithm"] = {"preset": "grpo", "group_size": 3}
     settings["data"].pop("eval")
     config = load(settings, "checkpoint.every=9")

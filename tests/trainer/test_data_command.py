@@ -11,6 +11,7 @@ from rlprims.fit.config import FitDataConfig
 from rlprims.fit.rows import Reader
 from rlprims.trainer.data import DataConfig, load_examples
 from tests import tiny
+from tests.trainer.runs import small_run
 from tests.trainer.test_layouts import DEMONSTRATIONS, PAIRS, PROMPTS, chatml
 
 
@@ -21,7 +22,7 @@ def as_run_reads(path: Path, use: str) -> Any:
         return [(row.prompt, row.prompt_ids, row.answer) for row in rows]
     config = FitDataConfig(train=path)
     kind: Any = "demonstrations" if use == "demonstrations" else "pairs"
-    return Reader(config, kind, wrapped, wrapped.convert_tokens_to_ids(["<|im_end|>"]), 10**6).read(path).rows
+    return list(Reader(config, kind, wrapped, wrapped.convert_tokens_to_ids(["<|im_end|>"]), 10**6).read(path).rows)
 
 
 ROWS = [
@@ -39,7 +40,7 @@ def test_converted_rows_are_read_as_the_original(tmp_path: Path, use: str, row: 
     assert main(["data", str(path), "--to", str(to)]) == 2  # it exists
 
 
-def test_what_is_shown_fits_80_columns(
+def test_rlprims_data_fits_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny.save_model(tmp_path / "model")
@@ -61,6 +62,54 @@ def test_what_is_shown_fits_80_columns(
     assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 80
     assert main(["data", str(path)]) == 0
     assert json.dumps(chats[0][0])[:20] in capsys.readouterr().out
+
+
+def test_the_rows_of_a_run_and_golds_that_its_verifier_cannot_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    rows = [{"question": "1+1=", "answer": gold} for gold in ("2", r"\frac{", "forty two", "3")]
+    rows += [{"question": "1" * 30, "answer": "4"}, {"question": "1+1=", "answer": "2"}]
+    path = tiny.write_jsonl(tmp_path / "math500.jsonl", rows)
+    held_out = tiny.write_jsonl(tmp_path / "held_out.jsonl", rows[3:4])
+    settings = small_run(model, path, tmp_path / "run") | {"verifier": "rlprims.rewards.verifiers.by_source"}
+    settings["data"] = {"train": str(path), "eval": str(held_out), "max_prompt_length": 20}
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(settings))
+    assert main(["data", str(config)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{path}: 6 rows; question in question, answer in answer" in shown
+    assert "1+1=" in shown
+    assert "duplicates: 1; rows that cannot be used: 3" in shown
+    assert f"{path}:2: the answer cannot be scored" in shown  # and row 3, of the same cause
+    assert f"{path}:5: the prompt is too long: 30 tokens, data.max_prompt_length is 20" in shown
+    assert f"rows of {held_out} that are also in {path}: 1" in " ".join(shown.split())
+    assert not (tmp_path / "run").exists()
+    assert main(["data", str(config), "data.max_prompt_length=40"]) == 0
+    assert "rows that cannot be used: 2" in capsys.readouterr().out
+    assert main(["data", str(path), "data.max_prompt_length=40"]) == 2
+
+
+def test_the_rows_of_other_kinds_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    pairs = [{"prompt": "1+1=", "chosen": "2", "rejected": bad} for bad in ("3", 4)]
+    fit = {"loss": "dpo", "run_dir": str(tmp_path / "run"), "model": {"path": str(model)}}
+    fit |= {"data": {"train": str(tiny.write_jsonl(tmp_path / "pairs.jsonl", pairs))}}
+    numbers = tiny.write_jsonl(tmp_path / "numbers.jsonl", [{"a": 1, "b": 2}, {"a": 1}])
+    plays = small_run(model, numbers, tmp_path / "run")
+    plays["verifier"] = None
+    plays["data"] = {"train": str(numbers), "environment": "tests.trainer.environments.Sum"}
+    for name, settings in (("fit", fit), ("plays", plays)):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(settings))
+    assert main(["data", str(tmp_path / "fit.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "1+1=⟦2<eos>⟧\nrejected: 3<eos>\n" in shown
+    assert "pairs.jsonl:2: expected a text in 'rejected', got 4" in shown
+    assert main(["data", str(tmp_path / "plays.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "  a: 1\n  b: 2" in shown
+    assert "rows that cannot be used: 1" in shown
+    assert f"{numbers}:2: tests.trainer.environments.Sum takes ['b']; the row has ['a']" in shown
 
 
 def test_names_of_the_uses(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from rlprims.runs import run as running
-from rlprims.runs.checkpoint import damage_of, newest_checkpoint, save_checkpoint
+from rlprims.runs import checkpoint as checkpoints
+from rlprims.runs.checkpoint import damage_of, newest_checkpoint
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import CannotWrite
-from rlprims.runs.steps import Step
+from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
-from tests.trainer.runs import metrics_of, rlprims
+from tests.trainer.runs import metrics_of, rlprims, save_checkpoint
 from tests.trainer.small_disk import run_on_a_small_disk
 
 FULL = Path("/dev/full")  # whatever is written to it meets a full disk
@@ -66,13 +66,13 @@ def test_records_are_written_beside_the_next_step(
     del settings["data"]["eval"]
     config = load(settings, "steps=2", "checkpoint.every=2")
     second, found = Event(), list[list[str]]()
-    write, step, begin = RunDirectory.write_rollouts, Trainer.step, running.begin_checkpoint
+    write, step, begin = RunDirectory.write_rollouts, Trainer.step, checkpoints.begin_checkpoint
 
-    def waits(run: RunDirectory, of: Step, *args: Any, **options: Any) -> None:
+    def waits(run: RunDirectory, of: StepResult, *args: Any, **options: Any) -> None:
         assert of.number == 2 or second.wait(60)
         write(run, of, *args, **options)
 
-    def begins(trainer: Trainer) -> Step:
+    def begins(trainer: Trainer) -> StepResult:
         if trainer.step_number == 1:
             second.set()
         return step(trainer)
@@ -83,7 +83,7 @@ def test_records_are_written_beside_the_next_step(
 
     monkeypatch.setattr(RunDirectory, "write_rollouts", waits)
     monkeypatch.setattr(Trainer, "step", begins)
-    monkeypatch.setattr(running, "begin_checkpoint", checkpoint)
+    monkeypatch.setattr(checkpoints, "begin_checkpoint", checkpoint)
     assert start(config, console) == 0
     assert found == [["step_000001.jsonl", "step_000002.jsonl"]]
 

@@ -1,38 +1,58 @@
-"""The table of settings is the config, no more and no less; the tables of metrics have all that a run writes."""
+"""The tables of settings are those of the config; the tables of metrics have all that a run writes."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 from rich.console import Console
 
-from rlprims.algorithms import Algorithm, Use
-from rlprims.execution import LoraConfig
+from rlprims.fit.config import FitConfig
 from rlprims.runs.metrics import worker_metrics
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, evaluate_parts
+from tools import settings_tables
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 DOCS = Path(__file__).parents[2] / "docs" / "trainer.md"
 
 
-def settings(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and inner not in (Algorithm, Use):
-            yield from settings(inner, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-            if inner == LoraConfig | None:  # a section of its own, which need not be there
-                yield from settings(LoraConfig, f"{prefix}{name}.")
+def test_the_tables_of_settings_are_of_today() -> None:
+    for path in settings_tables.PAGES:
+        assert path.read_text() == settings_tables.page(path), "run python -m tools.settings_tables"
 
 
-def test_every_setting_is_documented() -> None:
-    table = DOCS.read_text().split("## Settings")[1].split("`algorithm` in full")[0]
-    assert sorted(re.findall(r"^\| `([a-z_.]+)` \|", table, re.MULTILINE)) == sorted(settings(Config))
+def test_every_setting_is_documented_once() -> None:
+    tables = DOCS.read_text().split("## Settings")[1].split("## A run directory")[0]
+    named = re.findall(r"^\| `([a-z_.]+)` \|", tables, re.MULTILINE)
+    assert sorted(named) == sorted(name for name, _ in settings_tables.settings(Config))
+    assert {"run_dir", "model.lora.rank", "ray.roles.critic", "profile.steps"} <= set(named)
+
+
+@pytest.mark.parametrize("config", [Config, FitConfig])
+def test_every_setting_has_a_description_and_shows_its_values(config: type[BaseModel]) -> None:
+    for name, field in settings_tables.settings(config):
+        assert field.description, name
+        shown = settings_tables.meaning(name, field, "trainer.md")
+        assert all(str(value) in shown for value in settings_tables.choices(field.annotation)), name
+
+
+def test_a_row_of_the_table() -> None:
+    assert settings_tables.table(Config, ["optimizer.schedule"], "trainer.md").splitlines()[-1] == (
+        "| `optimizer.schedule` | constant | constant, linear or cosine; of the learning rate, after the warm-up |"
+    )
+
+
+def test_places_that_say_more_of_a_setting_are_there() -> None:
+    known = {name for config in (Config, FitConfig) for name, _ in settings_tables.settings(config)}
+    assert set(settings_tables.MORE) <= known
+    for place in settings_tables.MORE.values():
+        file, _, anchor = place.partition("#")
+        headings = re.findall(r"^#+ (.*)$", (DOCS.parent / file).read_text(), re.MULTILINE)
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
 def documented_metrics() -> list[str]:

@@ -17,13 +17,14 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
+from rlprims.cli import main
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.environments import Episode, TextRenderer
 from rlprims.filters import SamplingExhausted
 from rlprims.reports.rollouts import print_rollouts, read_rollouts, write_page
 from rlprims.runs.directory import RunDirectory
-from rlprims.runs.steps import Step, train
+from rlprims.runs.steps import StepResult, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
 from rlprims.trainer.loop import Trainer
@@ -45,12 +46,11 @@ DIGITS = "tests.trainer.environments.Digits"
 def episodes(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a small run, of episodes."""
     settings["data"]["environment"] = DIGITS
-    settings["limits"] = {"turns": 3}
-    return settings
+    return settings | {"episode_limits": {"turns": 3}, "verifier": None}
 
 
-def run(config: Config, console: Console) -> tuple[Trainer, list[Step]]:
-    parts, steps = build(config, console), list[Step]()
+def run(config: Config, console: Console) -> tuple[Trainer, list[StepResult]]:
+    parts, steps = build(config, console), list[StepResult]()
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     train(trainer, [lambda _, step: steps.append(step)])
     return trainer, steps
@@ -65,7 +65,7 @@ def play(runner: EpisodeRunner, config: Config, groups: list[Group], *, seed: in
     return sorted(ended, key=lambda episode: episode.sample_id)
 
 
-def history(steps: list[Step]) -> list[dict[str, float]]:
+def history(steps: list[StepResult]) -> list[dict[str, float]]:
     return [{k: v for k, v in step.metrics.items() if not k.startswith("time/")} for step in steps]
 
 
@@ -74,7 +74,7 @@ def test_an_environment_of_one_step_is_the_run_of_responses(
 ) -> None:
     _, responses = run(load(settings), console)
     settings["data"]["environment"] = "tests.trainer.environments.OneTurn"
-    _, episodes = run(load(settings), console)
+    _, episodes = run(load(settings | {"verifier": None}), console)
     for a, b in zip(responses, episodes, strict=True):
         for name in ("sample_id", "group", "scores", "shaped_scores", "acc", "ended", "weights_version"):
             assert torch.equal(a.batch[name], b.batch[name]), name
@@ -226,12 +226,37 @@ def test_sigkill_in_mid_episode(
     assert metrics_of(killed) == metrics_of(whole)
 
 
+@pytest.mark.filterwarnings("ignore:.*Broken")
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        (50, "error: all of the first 16 episodes of {} failed for the same reason, so the run stops here: {}"),
+        (1, "error: step 1: none of 12 episodes of {} has a score: 12 Broken.step returned NoneType; {}"),
+    ],
+)
+def test_a_broken_environment_is_blamed_itself(
+    episodes: dict[str, Any],
+    write_config: Callable[[dict[str, Any]], Path],
+    capsys: pytest.CaptureFixture[str],
+    batches: int,
+    said: str,
+) -> None:
+    path = "tests.trainer.environments.Broken"
+    episodes["data"] |= {"environment": path, "eval": None}
+    episodes |= {"prompts_per_step": 4, "prompts_per_generation": 4}
+    episodes["algorithm"]["filter"] = {"max_generation_batches": batches}
+    assert main(["train", str(write_config(episodes))]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(said.format(path, "Broken.step returned NoneType: return Step(messages=[{'role': 'tool'"))
+    assert "verifier" not in told
+
+
 @pytest.mark.slow
 def test_a_sick_environment_costs_its_groups_and_is_counted(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console
 ) -> None:
     episodes["data"]["environment"] = "tests.trainer.environments.Sick"
-    episodes["limits"] = {"turns": 3, "seconds": 0.5}
+    episodes["episode_limits"] = {"turns": 3, "seconds": 0.5}
     with pytest.warns(UserWarning, match=r"Sick: Sick.step raised ValueError: cannot read this") as warned:
         trainer, steps = run(load(episodes, "steps=2", "data.shuffle=false"), console)
     dropped = {str(rows["question"][0]): (rows, reason) for step in steps for rows, reason in step.dropped}
@@ -429,11 +454,15 @@ def test_groups_of_other_widths_are_padded_where_their_tokens_are_not() -> None:
         ({"data.template": "Q: {question}"}, "with data.environment: expected chat, or no template"),
         ({"replay": "somewhere", "replay_scores": True}, "replay_scores is for single responses"),
         ({"data.environment": "tests.trainer.environments.Nobody"}, "cannot import"),
+        (
+            {"data.environment": "tests.trainer.environments.WithoutStep"},
+            r"tests.trainer.environments.WithoutStep has no method step: expected reset\(\), .* returns a Step",
+        ),
         ({"data.environment": {"fn": DIGITS, "mosst": 3}}, "no hyperparameter 'mosst': did you mean 'most'?"),
-        ({"limits.turns": 0}, "limits.turns"),
+        ({"episode_limits.turns": 0}, "episode_limits.turns"),
     ],
 )
-def test_what_does_not_fit_ends_before_anything_runs(
+def test_config_refuses_settings_that_episodes_cannot_have(
     load: Callable[..., Config], episodes: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     for dotted, value in changes.items():
@@ -523,8 +552,12 @@ def test_groups_that_stream_do_not_depend_on_timing(
 def test_a_stream_is_sampled_ahead_of_the_update(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console, ahead: int
 ) -> None:
-    """All turns of a batch are of one version of the weights: the newest, or with ``staleness: 1`` the one before."""
-    episodes |= {"algorithm": DAPO | {"corrections": ["rlprims.corrections.tis"]}, "stream": True, "staleness": ahead}
+    """All turns of a batch are of one version of the weights: the newest; with ``max_staleness: 1`` the one before."""
+    episodes |= {
+        "algorithm": DAPO | {"corrections": ["rlprims.corrections.tis"]},
+        "stream": True,
+        "max_staleness": ahead,
+    }
     episodes["data"]["eval"] = None
     _, steps = run(load(episodes, "steps=3"), console)
     versions = [step.batch["versions"][step.batch["response_mask"]].unique().tolist() for step in steps]
@@ -535,7 +568,7 @@ def test_a_stream_is_sampled_ahead_of_the_update(
     assert all(len(step.batch["group"].unique()) == 4 for step in steps)
 
 
-def groups_of(step: Step) -> list[DataProto]:
+def groups_of(step: StepResult) -> list[DataProto]:
     return [step.batch, *(rows for rows, _ in step.dropped)]
 
 
@@ -544,7 +577,7 @@ def groups_of(step: Step) -> list[DataProto]:
 def test_a_run_that_streams_resumes_alike(
     load: Callable[..., Config], episodes: dict[str, Any], console: Console, tmp_path: Path, ahead: int
 ) -> None:
-    episodes |= {"algorithm": DAPO, "stream": True, "staleness": ahead}
+    episodes |= {"algorithm": DAPO, "stream": True, "max_staleness": ahead}
     episodes["data"]["eval"] = None
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert start(load(episodes, f"run_dir={whole}", "steps=3"), console) == 0
@@ -568,7 +601,7 @@ def test_a_stream_ends_at_its_limit(load: Callable[..., Config], episodes: dict[
         ({"algorithm": {"preset": "remax", "group_size": 2}}, "stream: true samples no greedy responses"),
     ],
 )
-def test_what_cannot_stream_is_refused(
+def test_config_refuses_episodes_that_cannot_stream(
     load: Callable[..., Config], episodes: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     changed = {**episodes, **change, "stream": True, "data": {**episodes["data"], **change.get("data", {})}}

@@ -25,8 +25,8 @@ from rlprims.fit.rows import Reader, Response, StoredRow, StoredRows, as_batch
 from rlprims.runs.config import load_as
 from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims
-from tests.trainer.test_docs import settings as of_section
 from tests.trainer.test_resume import ROOT, command, wait_until
+from tools.settings_tables import settings as of_section
 
 Start = Callable[..., Path]
 
@@ -199,7 +199,7 @@ def test_sigkill_in_mid_run(settings: dict[str, Any], write_config: Any, start: 
     assert metrics_of(killed) == metrics_of(whole)
 
 
-def test_what_other_commands_and_a_resume_refuse(
+def test_other_commands_and_a_resume_refuse_a_fit_run(
     start: Start, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start("run", "steps=1")
@@ -263,7 +263,7 @@ def test_gsm8k_as_it_is_published(settings: dict[str, Any]) -> None:
 def test_every_setting_is_documented() -> None:
     page = (ROOT / "docs" / "stored_data.md").read_text().split("## Settings")[1]
     elsewhere = ("model.", "optimizer.", "checkpoint.", "profile.")
-    own = [name for name in of_section(FitConfig) if not name.startswith(elsewhere)]
+    own = [name for name, _ in of_section(FitConfig) if not name.startswith(elsewhere)]
     assert sorted(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == sorted(own)
 
 

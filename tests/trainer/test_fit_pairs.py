@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlprims import losses
-from rlprims.algorithms import Use, use
+from rlprims.algorithms import BoundFunction, use
 from rlprims.cli import main
 from rlprims.execution import ModelConfig, OptimizerConfig
 from rlprims.execution.hf import StoredTraining
@@ -32,7 +32,7 @@ PAIRS = [
 ]
 
 
-def training(model: Path, loss: Use, *, means: bool = False, **changes: Any) -> StoredTraining:
+def training(model: Path, loss: BoundFunction, *, means: bool = False, **changes: Any) -> StoredTraining:
     return StoredTraining(
         ModelConfig(path=str(model), **changes),
         OptimizerConfig(lr=1e-2, weight_decay=0.0),
@@ -109,7 +109,7 @@ def test_loss_and_gradient_are_those_of_each_response_by_itself(
     assert (mine - other).norm() < 1e-5 * other.norm()
 
 
-def test_what_is_told_of_pairs(model: Path, reference: Path) -> None:
+def test_fit_reports_metrics_of_pairs(model: Path, reference: Path) -> None:
     x = sums(AutoModelForCausalLM.from_pretrained(model).eval()).detach()
     ref = sums(AutoModelForCausalLM.from_pretrained(reference).eval()).detach()
     chosen, rejected = (0.3 * (x - ref)).chunk(2)

@@ -52,7 +52,7 @@ def test_a_demonstration_is_a_prompt_and_a_response_that_ends(read: Read) -> Non
     assert learned(row) == ["[3]", "[<eos>]"]
 
 
-def test_other_names_of_the_fields(read: Read) -> None:
+def test_fit_rows_with_other_names_of_the_fields(read: Read) -> None:
     (row,) = read({"question": "1+2=", "answer": "3"}, prompt="question", response="answer").rows
     assert (text(row.prompt_ids), learned(row)[0]) == ("1+2=", "[3]")
 
@@ -97,7 +97,7 @@ def test_a_pair_shares_its_prompt(read: Read) -> None:
     assert row.margin == 0.5
 
 
-def test_what_is_too_long_is_cut_left_out_or_refused_and_counted(read: Read) -> None:
+def test_fit_rows_that_are_too_long_are_cut_left_out_or_refused(read: Read) -> None:
     rows = [{"prompt": "1" * 9, "response": "2" * n} for n in (3, 7)] + [{"prompt": "1" * 16, "response": "2"}]
     cut = read(*rows, window=16)
     assert [(len(row.prompt_ids), learned(row)[-1]) for row in cut.rows] == [(9, "[<eos>]"), (9, "[2]")]
@@ -142,7 +142,7 @@ def test_a_bad_row_is_named(read: Read, row: Any, kind: Kind, message: str) -> N
     assert message in str(error.value)
 
 
-def test_who_speaks_last_in_a_chat(read: Read) -> None:
+def test_fit_refuses_a_chat_that_does_not_end_with_the_assistant(read: Read) -> None:
     with pytest.raises(ValueError, match=r"rows.jsonl:1: expected a chat that .* ends with assistant, got \['user'\]"):
         read({"messages": [{"role": "user", "content": "1"}]}, chat=CHAT)
     with pytest.raises(ValueError, match=r"rows.jsonl:1: expected a number in 'gap', got null"):

@@ -1,4 +1,4 @@
-"""``staleness`` of 2 and more: a bound that is met, groups that are each trained on once, and a resume."""
+"""``max_staleness`` of 2 and more: a bound that is met, groups that are each trained on once, and a resume."""
 
 import random
 import shutil
@@ -26,7 +26,7 @@ TIS = {"corrections": ["rlprims.corrections.tis"]}
 
 @pytest.fixture
 def flowing(settings: dict[str, Any]) -> dict[str, Any]:
-    ours = {"stream": True, "staleness": 2, "steps": 5, "algorithm": settings["algorithm"] | TIS}
+    ours = {"stream": True, "max_staleness": 2, "steps": 5, "algorithm": settings["algorithm"] | TIS}
     return settings | ours | {"data": settings["data"] | {"eval": None}}
 
 
@@ -36,7 +36,7 @@ def either(request: pytest.FixtureRequest, flowing: dict[str, Any]) -> dict[str,
     if request.param == "responses":
         return flowing
     data = flowing["data"] | {"environment": "tests.trainer.environments.Digits"}
-    return flowing | {"data": data, "limits": {"turns": 3}}
+    return flowing | {"data": data, "episode_limits": {"turns": 3}, "verifier": None}
 
 
 def samples_of(groups: list[DataProto]) -> list[int]:
@@ -72,7 +72,7 @@ def test_the_bound_is_kept_and_each_group_is_trained_on_once(
         "stream",
         lambda *args, **settings: OneAtATime(plain(*args, **settings).generate, order, versions=True),
     )
-    _, steps = run(load(flowing | {"staleness": staleness}), console)
+    _, steps = run(load(flowing | {"max_staleness": staleness}), console)
     seen, oldest = list[int](), 0.0
     for step in steps:
         groups = step.batch["group"].unique().tolist()
@@ -122,7 +122,7 @@ def test_a_run_that_is_given_more_steps_is_the_longer_run(
     assert ours == theirs
 
 
-def test_it_goes_on_after_an_evaluation_and_ends_at_the_limit(
+def test_flow_goes_on_after_an_evaluation_and_ends_at_the_limit(
     load: Callable[..., Config], flowing: dict[str, Any], console: Console
 ) -> None:
     _, steps = run(load(flowing), console)
@@ -135,13 +135,13 @@ def test_it_goes_on_after_an_evaluation_and_ends_at_the_limit(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stream": False}, "staleness: 2 needs stream: true; otherwise use 0 or 1"),
+        ({"stream": False}, "max_staleness: 2 needs stream: true; otherwise use 0 or 1"),
         ({"execution": "ray", "ray": {"colocate": True}}, "without ray.colocate"),
         ({"replay": "somewhere"}, "cannot replay"),
         ({"execution": "ray", "model": {"path": "x", "lora": {"sync": "adapter"}}}, "needs model.lora.sync: merged"),
     ],
 )
-def test_what_cannot_flow_is_refused(
+def test_config_refuses_settings_that_cannot_flow(
     load: Callable[..., Config], flowing: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -153,8 +153,8 @@ def test_a_resume_with_another_kind_of_schedule_is_refused(
 ) -> None:
     assert start(load(flowing, "steps=2"), console) == 0
     record = RunDirectory.open(tmp_path / "run")
-    with pytest.raises(ValueError, match="staleness 2 or more cannot be resumed with less"):
-        resume(record, record.config(Config, ["staleness=0", "steps=3"]), console)
+    with pytest.raises(ValueError, match="max_staleness 2 or more cannot be resumed with less"):
+        resume(record, record.config(Config, ["max_staleness=0", "steps=3"]), console)
 
 
 def test_versions_are_those_of_the_batches_weights(

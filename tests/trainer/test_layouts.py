@@ -146,7 +146,7 @@ def test_a_layout_by_name_and_fields_by_path(tmp_path: Path) -> None:
 ROWS = [{"question": f"{i}?", "answer": str(i), "extra": {"level": i}} for i in range(5)]
 
 
-def test_the_same_rows_in_every_format(tmp_path: Path) -> None:
+def test_read_rows_gives_the_same_rows_of_every_format(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     datasets = pytest.importorskip("datasets")
     from pyarrow import parquet

@@ -14,7 +14,7 @@ from rlprims.ended import Ended
 from rlprims.execution import UpdateReport
 from rlprims.filters import SamplingExhausted
 from rlprims.grouping import dense_ids
-from rlprims.runs.steps import Step, train
+from rlprims.runs.steps import StepResult, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, start
@@ -26,8 +26,8 @@ def trainer_of(config: Config, console: Console) -> Trainer:
     return Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
 
 
-def run(config: Config, console: Console) -> tuple[Trainer, list[Step]]:
-    trainer, steps = trainer_of(config, console), list[Step]()
+def run(config: Config, console: Console) -> tuple[Trainer, list[StepResult]]:
+    trainer, steps = trainer_of(config, console), list[StepResult]()
     train(trainer, [lambda _, step: steps.append(step)])
     return trainer, steps
 
@@ -245,10 +245,10 @@ WEIGHED = {
     "max_length": 8,
     "buffer_length": 4,
     "filter": {"max_generation_batches": 50},
-    "corrections": ["rlprims.corrections.tis", "rlprims.corrections.veto"],
+    "corrections": ["rlprims.corrections.tis", "rlprims.corrections.token_veto"],
     "token_selection": {"fn": "rlprims.filters.clip_cov", "fraction": 0.2, "low": -9.0, "high": 9.0},
     "loss_terms": [
-        {"coefficient": 0.01, "loss": "rlprims.losses.entropy", "tokens": "rlprims.filters.high_entropy"},
+        {"coefficient": 0.01, "loss": "rlprims.losses.negative_entropy", "tokens": "rlprims.filters.high_entropy"},
     ],
 }
 
@@ -273,7 +273,7 @@ def test_a_run_with_corrections_and_selections_trains_and_repeats(
     assert everything[0]["loss"] != first[0][0]["loss"]
 
 
-def test_what_weighs_an_update_is_of_the_policy_before_it(
+def test_token_weights_are_of_the_policy_before_the_update(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
     """Six updates of a batch: one pass for the old log-probs, and one before each update but the first."""
@@ -284,7 +284,9 @@ def test_what_weighs_an_update_is_of_the_policy_before_it(
     execution, seen = trainer.execution, list[tuple[int, torch.Tensor, torch.Tensor]]()
     log_probs, asked = execution.log_probs, list[torch.Tensor]()
 
-    def counted(batch: DataProto, *, reference: bool = False) -> torch.Tensor:
+    def counted(batch: DataProto, *, reference: bool = False, plain: bool = False) -> torch.Tensor:
+        if plain:  # the comparison of a row alone, in the first step
+            return log_probs(batch, plain=True)
         asked.append(log_probs(batch, reference=reference))
         return asked[-1]
 
@@ -313,7 +315,7 @@ def test_fipo_weighs_from_the_second_update_on_and_cost_shapes_the_score(
         "max_length": 8,
         "buffer_length": 4,
         "filter": {"max_generation_batches": 50},
-        "score_shaping": ["rlprims.rewards.linear_cost"],
+        "score_shaping": ["rlprims.rewards.cost_per_token"],
         "mini_batches": 2,
     }
     trainer = trainer_of(load(settings | {"algorithm": algorithm}, "optimizer.lr=0.05"), console)
@@ -329,13 +331,13 @@ def test_fipo_weighs_from_the_second_update_on_and_cost_shapes_the_score(
     assert bool((weights[0] == 1).all())
     assert bool(((weights[1] >= 1) & (weights[1] <= 1.2)).all())
     assert bool((weights[1] > 1).any())
-    assert bool((step.batch["linear_cost"] < 0).any())
-    torch.testing.assert_close(step.batch["shaped_scores"], step.batch["scores"] + step.batch["linear_cost"])
+    assert bool((step.batch["cost_per_token"] < 0).any())
+    torch.testing.assert_close(step.batch["shaped_scores"], step.batch["scores"] + step.batch["cost_per_token"])
 
 
 def ended_by_length(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, policy: str
-) -> tuple[DataProto, Step]:
+) -> tuple[DataProto, StepResult]:
     """The step, and the batch that the policy was updated on."""
     algorithm = settings["algorithm"] | {"ended": {"length": policy}}
     trainer = trainer_of(load(settings | {"algorithm": algorithm}, "steps=1"), console)
@@ -392,9 +394,14 @@ def test_without_a_selection_by_log_probs_none_are_measured_before_an_update(
     trainer = trainer_of(load(settings, "algorithm.mini_batches=2"), console)
     calls = list[int]()
     log_probs = trainer.execution.log_probs
-    trainer.execution.log_probs = lambda batch: calls.append(len(batch)) or log_probs(batch)  # type: ignore[method-assign, assignment, func-returns-value]
+
+    def counted(batch: DataProto, **options: bool) -> torch.Tensor:
+        calls.append(len(batch))
+        return log_probs(batch, **options)
+
+    trainer.execution.log_probs = counted  # type: ignore[method-assign]
     trainer.step()
-    assert calls == [12]
+    assert calls == [12, 1]  # the batch, and a row alone in the first step
 
 
 def test_gdpo_learns_from_the_columns_of_the_verifier(

@@ -15,7 +15,7 @@ from rlprims.execution import Models, Sampling, UpdateReport
 from rlprims.execution.local import LocalExecution
 from rlprims.filters import SamplingExhausted
 from rlprims.runs.directory import RunDirectory
-from rlprims.runs.steps import Step, train
+from rlprims.runs.steps import StepResult, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
@@ -50,23 +50,23 @@ class Apart(LocalExecution):
         self.sampler.training.policy.module.load_state_dict(self.training.policy.module.state_dict())
 
 
-def steps_of(config: Config, console: Console, execution: Callable[..., Models] | None = None) -> list[Step]:
+def steps_of(config: Config, console: Console, execution: Callable[..., Models] | None = None) -> list[StepResult]:
     parts = build(config, console)
-    steps = list[Step]()
+    steps = list[StepResult]()
     made = parts.execution if execution is None else execution(parts)
     trainer = Trainer(config, made, parts.tokenizer, parts.training.rows)
     train(trainer, [lambda _, step: steps.append(step)])
     return steps
 
 
-def numbers(steps: list[Step]) -> list[dict[str, float]]:
+def numbers(steps: list[StepResult]) -> list[dict[str, float]]:
     return [{k: v for k, v in step.metrics.items() if not k.startswith("time/")} for step in steps]
 
 
 def test_each_batch_but_the_first_is_one_update_old(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
-    config = load(settings | {"algorithm": TIS, "staleness": 1, "steps": 4}, WHOLE)
+    config = load(settings | {"algorithm": TIS, "max_staleness": 1, "steps": 4}, WHOLE)
     steps = steps_of(config, console)
     assert [step.batch["weights_version"].unique().tolist() for step in steps] == [[1], [1], [2], [3]]
     assert [step.metrics["staleness_max"] for step in steps] == [0, 1, 1, 1]
@@ -79,7 +79,7 @@ def test_each_batch_but_the_first_is_one_update_old(
 def test_a_sampler_apart_gives_the_numbers_of_one_process(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
-    config = load(settings | {"algorithm": TIS, "staleness": 1, "steps": 4}, WHOLE)
+    config = load(settings | {"algorithm": TIS, "max_staleness": 1, "steps": 4}, WHOLE)
 
     def apart(parts: Any) -> Models:
         return Apart(config.model, config.optimizer, algorithm=config.algorithm, tokenizer=parts.tokenizer,
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_its_batch_ahead(
     settings["algorithm"] = {"preset": "remax", "group_size": 3, "corrections": ["rlprims.corrections.tis"],
                              "filter": {"max_generation_batches": 50}}  # fmt: skip
     del settings["data"]["eval"]
-    config = load(settings, "staleness=1", "steps=4")
+    config = load(settings, "max_staleness=1", "steps=4")
     monkeypatch.setattr("rlprims.trainer.session.draw_curves", lambda runs, out: out)  # the slowest part of it
     broken = tmp_path / "broken"
     assert start(config, console) == 0
@@ -113,10 +113,10 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_its_batch_ahead(
         assert (broken / "rollouts" / name).read_text() == (config.run_dir / "rollouts" / name).read_text()
 
 
-def test_what_ends_the_sampling_ahead_ends_the_step_that_it_was_for(
+def test_an_error_of_sampling_ahead_ends_the_step_that_it_was_for(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
-    config = load(settings, "staleness=1", "algorithm.filter.max_generation_batches=3", "seed=1")
+    config = load(settings, "max_staleness=1", "algorithm.filter.max_generation_batches=3", "seed=1")
     parts = build(config, console)
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     too_easy = load(settings, "verifier=tests.trainer.verifiers.always_right")

@@ -9,7 +9,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rlprims.cli import main
-from rlprims.plan.memory import Plan, Prompts, lengths_of, plan, shape_of, total
+from rlprims.plan.memory import Plan, plan, total
+from rlprims.plan.sizes import Prompts, lengths_of, shape_of
 from rlprims.trainer.config import Config
 
 GRPO = {"preset": "grpo", "kl_coef": 0.0, "group_size": 4}
@@ -134,7 +135,7 @@ def test_two_of_four_ranks_that_divide_the_layers_have_twice_the_rows_and_half_o
     assert divided["gathered weights"] == pytest.approx(four["gathered weights"] / 2 + embedding)
 
 
-def test_what_a_rank_holds_whole(load: Callable[..., Config], job: dict[str, Any]) -> None:
+def test_plan_counts_what_a_rank_holds_whole(load: Callable[..., Config], job: dict[str, Any]) -> None:
     values = {**job, **CLUSTER, "model": {"path": job["model"]["path"], "device": "cpu"}}
     shape, small = shape_of(load(values).model), "model.max_tokens_per_micro_batch=64"
     outside = 2 * 32 * 64 + 64  # embedding, head, the last norm

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from rlprims.algorithms import PRESETS
-from rlprims.runs.steps import Step
+from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
@@ -26,7 +26,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def two_steps(config: Config, console: Console) -> list[Step]:
+def two_steps(config: Config, console: Console) -> list[StepResult]:
     parts = build(config, console)
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     return [trainer.step(), trainer.step()]

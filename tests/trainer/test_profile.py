@@ -59,3 +59,10 @@ def test_metrics_of_two_ranks_and_an_engine() -> None:
         "time/mfu": 0.15,
     }
     assert worker_metrics([]) == {}
+
+
+def test_a_profile_without_steps_has_two(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    assert load(settings).profile.steps == ()
+    assert load(settings | {"profile": {}}).profile.steps == (2, 3)
+    config = load(settings, "profile.shapes=true")
+    assert (config.profile.steps, Config.model_validate(config.model_dump()).profile.shapes) == ((2, 3), True)

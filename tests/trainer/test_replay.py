@@ -67,7 +67,7 @@ def test_a_replay_of_episodes_plays_the_environment_again(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     settings["data"]["environment"] = "tests.trainer.environments.Digits"
-    settings |= {"limits": {"turns": 3}, **changes}
+    settings |= {"episode_limits": {"turns": 3}, "verifier": None, **changes}
     recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
     start(load(settings, f"run_dir={recorded}", "steps=4"), console)
     start(load(settings, f"run_dir={replayed}", f"replay={recorded}", "steps=3"), console)
@@ -82,7 +82,7 @@ def test_an_environment_that_answers_otherwise_is_not_a_replay(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
     settings["data"] |= {"environment": "tests.trainer.environments.Digits", "eval": None}
-    settings["limits"] = {"turns": 3}
+    settings |= {"episode_limits": {"turns": 3}, "verifier": None}
     recorded, other = tmp_path / "recorded", "data.environment=tests.trainer.environments.SaysMore"
     start(load(settings, f"run_dir={recorded}", "steps=1"), console)
     with pytest.raises(ValueError, match=r"turn 1 of sample \d+ answers another prompt: an environment must answer"):
@@ -117,7 +117,7 @@ def test_recordings_may_be_compressed_and_of_some_steps(
 
 
 @pytest.mark.slow
-def test_what_was_not_recorded(
+def test_replay_refuses_a_step_that_was_not_recorded(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
     recorded = tmp_path / "recorded"

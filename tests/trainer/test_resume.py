@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_sigkill_in_mid_run(
 _DIE_WHILE_SAVING = """
 import os, pathlib, signal, sys
 from rlprims.runs import checkpoint
-flush, seen = checkpoint._flush, 0
+flush, seen = checkpoint.flush, 0
 saved = pathlib.Path(sys.argv[-1].partition("=")[2]) / "checkpoints"
 def counted(path):
     global seen
@@ -110,7 +111,7 @@ def counted(path):
     if seen == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     flush(path)
-checkpoint._flush = counted
+checkpoint.flush = counted
 from rlprims.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -128,8 +129,11 @@ def test_sigkill_in_mid_save(
         [sys.executable, "-c", _DIE_WHILE_SAVING, "train", str(config), f"run_dir={killed}"],
         cwd=ROOT,
         check=False,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert died.returncode == -signal.SIGKILL
+    assert died.stderr.splitlines()[-1].endswith(f"; continue it: rlprims resume {killed}"), died.stderr
     assert list((killed / "checkpoints").glob(".writing-*"))
     rlprims("resume", killed)
     assert metrics_of(killed) == metrics_of(whole)
@@ -137,13 +141,14 @@ def test_sigkill_in_mid_save(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_saves_and_ends(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     settings |= {"steps": 60, "checkpoint": {"every": 1000}, "data": {"train": settings["data"]["train"]}}
     run = tmp_path / "run"
-    process = subprocess.Popen(command("train", write_config(settings)), cwd=ROOT)
+    heeds = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also if these tests run under nohup
+    process = subprocess.Popen(command("train", write_config(settings)), cwd=ROOT, preexec_fn=heeds)
     wait_until(lambda: (run / "metrics.jsonl").exists(), process)
     process.send_signal(number)
     assert process.wait(timeout=60) == 128 + number
@@ -154,7 +159,7 @@ def test_the_first_signal_saves_and_ends(
 
 
 @pytest.mark.slow
-def test_what_a_resume_may_change(
+def test_resume_changes_only_settings_that_it_may(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load(settings, "steps=2")
@@ -172,7 +177,7 @@ def test_what_a_resume_may_change(
 
 
 @pytest.mark.slow
-def test_what_a_resume_changed_is_the_runs_own_from_there_on(
+def test_resume_keeps_settings_that_a_resume_changed(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path]
 ) -> None:
     run = Path(settings["run_dir"])

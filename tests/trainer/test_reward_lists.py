@@ -150,7 +150,7 @@ def test_beside_a_verifier_and_weights(load: Load, settings: Settings, console: 
         ({"rewards": [{"fn": f"{OWN}.brief", "workers": 1}]}, "do not support async functions"),
         ({"rewards": [{"fn": f"{OWN}.rank", "seconds": 1}]}, "has seconds, expected an async function"),
         ({"rewards": [{"fn": f"{OWN}.rank", "wieght": 1}]}, "did you mean 'weight'"),
-        ({"verifier": None}, "verifier: null needs rewards"),
+        ({"verifier": None}, "nothing scores the responses: write verifier: "),
     ],
 )
 def test_settings_that_do_not_fit(load: Load, listed: Settings, change: Settings, said: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlprims.cli import main
-from rlprims.plan.memory import Prompts, _activations, shape_of
+from rlprims.plan.memory import activations
 from rlprims.plan.scale import (
     Job,
     Rates,
@@ -26,10 +26,11 @@ from rlprims.plan.scale import (
     summed_bytes,
     sync_bytes,
 )
+from rlprims.plan.sizes import Prompts, shape_of
 from rlprims.trainer.config import Config
-from tests import scale_page
 from tests.scale_measures import measures
-from tests.scale_page import PRIME_RL, QWEN3, QWEN3_4B, mfu, shape_with
+from tools import scale_page
+from tools.scale_page import PRIME_RL, QWEN3, QWEN3_4B, mfu, shape_with
 
 RATES = Rates(flops=1e10, memory=1e9, network=1e8)
 
@@ -56,15 +57,15 @@ def test_operations_are_those_of_prime_rl_s_mfu(tokens: int, rate: float, publis
 
 def test_activations_grow_with_tokens_as_in_prime_rl_s_runs() -> None:
     """Layers recomputed in backward; a quarter is what these formulas claim."""
-    planned = [_activations(shape_with(QWEN3_4B), n, n, 2, True)[0].bytes for n in (16384, 65536)]
+    planned = [activations(shape_with(QWEN3_4B), n, n, 2, True)[0].bytes for n in (16384, 65536)]
     assert planned[1] - planned[0] == pytest.approx((36.1 - 17.1) * 2**30, rel=0.25)
 
 
 def test_the_page_is_of_today() -> None:
-    assert scale_page.PAGE.read_text() == scale_page.page(), "run python -m tests.scale_page"
+    assert scale_page.PAGE.read_text() == scale_page.page(), "run python -m tools.scale_page"
 
 
-def test_what_was_measured_for_the_page_is_within_a_quarter() -> None:
+def test_scale_formulas_are_within_a_quarter_of_the_measured() -> None:
     found = json.loads(scale_page.MEASURED.read_text())
     assert len(found) == 18
     assert all(0.75 < each["by_formula"] / each["measured"] < 1.25 for each in found)
@@ -147,7 +148,7 @@ def test_each_setting_lowers_the_seconds_of_its_phase(
 
 def test_a_batch_ahead_hides_the_shorter_half(load: Callable[..., Config], job: dict[str, Any]) -> None:
     prompts = Prompts(10, 10)
-    in_turn, ahead = (load(job, f"staleness={n}") for n in (0, 1))
+    in_turn, ahead = (load(job, f"max_staleness={n}") for n in (0, 1))
     found = phases(in_turn, prompts, RATES)
     sampling = next(phase.seconds for phase in found if phase.what == "sampling")
     ranks = sum(phase.seconds or 0 for phase in found if phase.what in ("old log-probs", "reference", "update"))

@@ -190,7 +190,7 @@ def test_groups_are_numbered_from_the_first_and_no_more_begin_than_may() -> None
     assert whole.begin() == [7]
 
 
-def test_what_did_not_begin_cannot_finish() -> None:
+def test_schedule_refuses_to_finish_a_group_that_did_not_begin() -> None:
     schedule = Schedule(groups=1)
     with pytest.raises(ValueError, match=r"group 0 is not under way; those are \[\]"):
         schedule.finish(0)

@@ -321,7 +321,11 @@ class TestExamine:
 
     @pytest.mark.slow
     def test_in_a_run(self, load: Load, settings: Settings, console: Console) -> None:
-        changes = {"steps": 2, "num_examine": 1, "evaluation": {"num_examine": 2, "every": 2, "samples": 1, "limit": 3}}
+        changes = {
+            "steps": 2,
+            "print_samples": 1,
+            "evaluation": {"print_samples": 2, "every": 2, "samples": 1, "limit": 3},
+        }
         assert start(load(settings | changes), console) == 0
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert [shown.count(f"{what} · sums") for what in ("step 1", "step 2", "evaluation")] == [1, 1, 4]

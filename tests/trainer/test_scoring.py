@@ -11,7 +11,7 @@ from tests.trainer.test_loop import run
 
 
 @pytest.mark.slow
-def test_the_same_run_with_and_without_workers(
+def test_scoring_with_and_without_workers_is_the_same_run(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
     def history(workers: int) -> list[dict[str, float]]:
@@ -35,7 +35,7 @@ def test_a_verifier_for_each_data_source(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tests.trainer.verifiers")
-def test_what_fails_is_counted_by_cause(
+def test_scoring_counts_failures_by_cause(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
     small = {"algorithm": {"preset": "rloo", "group_size": 2}, "steps": 3, "scoring": {"workers": 1, "seconds": 0.2}}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rlprims.advantage import ValueTracker
 from rlprims.filters import SamplingExhausted
 from rlprims.runs.directory import RunDirectory
-from rlprims.runs.steps import Step
+from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build, resume, start
@@ -24,7 +24,7 @@ ENTROPY = {
     "preset": "grpo", "kl_coef": 0.0, "group_size": 2,
     "loss_terms": [{
         "coefficient": {"fn": "rlprims.controllers.AdaptiveEntropy", "target": 9.0, "delta": 0.01},
-        "loss": "rlprims.losses.entropy",
+        "loss": "rlprims.losses.negative_entropy",
     }],
 }  # fmt: skip
 POOLS = {"hard": (0.0, 1.0), "normal": (0.2, 3.0), "easy": (0.8, 0.5)}
@@ -45,7 +45,7 @@ def changed(settings: dict[str, Any], kind: str) -> dict[str, Any]:
         settings["data"]["pools"] = POOLS
     if kind == "episodes":
         settings["data"] |= {"environment": {"fn": "tests.trainer.environments.Digits", "most": 3}}
-        settings["algorithm"] = {**SPO, "baseline": "tests.trainer.test_states.Halves"}
+        settings |= {"algorithm": {**SPO, "baseline": "tests.trainer.test_states.Halves"}, "verifier": None}
     return settings
 
 
@@ -56,7 +56,7 @@ class Halves(ValueTracker):
         super().update(prompts, scores.clamp(0, 1), kl)
 
 
-def steps(config: Config, console: Console) -> tuple[Trainer, list[Step]]:
+def steps(config: Config, console: Console) -> tuple[Trainer, list[StepResult]]:
     parts = build(config, console)
     trainer = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows)
     return trainer, [trainer.step() for _ in range(config.steps)]
@@ -142,7 +142,7 @@ def test_the_coefficient_of_the_entropy_follows_the_entropy(
     assert [step.metrics["coefficient/loss_terms.0"] for step in taken] == pytest.approx([0.01 * i for i in range(6)])
     assert all(step.metrics["entropy"] < 9 for step in taken)
 
-    fixed = {**ENTROPY, "loss_terms": [{"coefficient": 0.0, "loss": "rlprims.losses.entropy"}]}
+    fixed = {**ENTROPY, "loss_terms": [{"coefficient": 0.0, "loss": "rlprims.losses.negative_entropy"}]}
     _, without = steps(load(with_roles | {"algorithm": fixed, "steps": 2}), console)
     assert taken[0].metrics["grad_norm"] == without[0].metrics["grad_norm"]
     assert taken[1].metrics["grad_norm"] != without[1].metrics["grad_norm"]

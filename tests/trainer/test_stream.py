@@ -81,7 +81,9 @@ def test_the_batch_is_the_first_kept_groups_and_nothing_is_left_over(
         assert step.metrics["staleness_max"] == 0
 
 
-def test_it_ends_at_the_limit(load: Callable[..., Config], streamed: dict[str, Any], console: Console) -> None:
+def test_stream_ends_at_the_limit_of_batches(
+    load: Callable[..., Config], streamed: dict[str, Any], console: Console
+) -> None:
     streamed["algorithm"] |= {"filter": {"keep": "tests.trainer.verifiers.keep_nothing", "max_generation_batches": 2}}
     with pytest.raises(SamplingExhausted, match=r"0 of 4 groups after 2 generation batches, the limit\. Of 12 groups"):
         run(load(streamed), console)
@@ -98,7 +100,7 @@ def test_it_ends_at_the_limit(load: Callable[..., Config], streamed: dict[str, A
         ({"execution": "ray", "data": {"train": "x", "pools": {"all": [0.0, 1.0]}}}, "the speed of the engines"),
     ],
 )
-def test_what_cannot_stream_is_refused(
+def test_config_refuses_settings_that_cannot_stream(
     load: Callable[..., Config], streamed: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rlprims.runs.steps import Step, train
+from rlprims.runs.steps import StepResult, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
@@ -31,9 +31,9 @@ def settings_of(settings: dict[str, Any], algorithm: Any, *, model: Any = None, 
     return {**settings, **parts, "algorithm": algorithm, "evaluation": {"before_training": False}}
 
 
-def run(config: Config, console: Console) -> tuple[Trainer, list[Step]]:
+def run(config: Config, console: Console) -> tuple[Trainer, list[StepResult]]:
     parts = build(config, console)
-    trainer, steps = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows), list[Step]()
+    trainer, steps = Trainer(config, parts.execution, parts.tokenizer, parts.training.rows), list[StepResult]()
     train(trainer, [lambda _, step: steps.append(step)])
     return trainer, steps
 
@@ -132,7 +132,7 @@ def test_a_teacher_with_nothing_to_say_is_warned_of(load: Callable[..., Config],
     assert any("it is not loaded" in line for line in load(idle).warnings())
 
 
-def test_what_a_teacher_in_engines_cannot_do_matters_to_no_other_algorithm(
+def test_limits_of_a_teacher_in_engines_matter_to_no_other_algorithm(
     load: Callable[..., Config], settings: dict[str, Any]
 ) -> None:
     cold = ENGINES | {"sampling": {"temperature": 0.7, "top_k": 5}}

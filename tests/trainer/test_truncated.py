@@ -54,14 +54,14 @@ def test_sampler_and_trainer_are_one_policy(steps: Callable[..., list[Any]], nam
         assert step.metrics["mismatch_ess"] == pytest.approx(1, abs=1e-6)
         torch.testing.assert_close(batch["old_log_probs"], batch["rollout_log_probs"], rtol=1e-5, atol=1e-5)
         if not fused:
-            assert 0.4 < step.metrics["kept_mass"] < 0.97
-            assert step.metrics["outside_kept"] == 0
+            assert 0.4 < step.metrics["support_mass"] < 0.97
+            assert step.metrics["outside_support"] == 0
 
 
 def test_without_truncation_nothing_is_recorded(steps: Callable[..., list[Any]]) -> None:
     (step,) = steps("steps=1")
     assert "kept_ids" not in step.batch
-    assert "kept_mass" not in step.metrics
+    assert "support_mass" not in step.metrics
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_with_a_reference_a_baseline_or_a_critic(
 
 
 def test_the_samplers_log_probs_serve_as_the_trainers(steps: Callable[..., list[Any]]) -> None:
-    """recompute_log_probs above 1: a step that computes them finds no gap, though the sampler truncates."""
-    done = steps("sampling.top_p=0.8", *FRESH, "recompute_log_probs=2", "steps=3")
+    """recompute_log_probs_every above 1: a step that computes them finds no gap, though the sampler truncates."""
+    done = steps("sampling.top_p=0.8", *FRESH, "recompute_log_probs_every=2", "steps=3")
     assert torch.equal(done[1].batch["old_log_probs"], done[1].batch["rollout_log_probs"])
     assert not torch.equal(done[2].batch["old_log_probs"], done[2].batch["rollout_log_probs"])
     torch.testing.assert_close(done[2].batch["old_log_probs"], done[2].batch["rollout_log_probs"], rtol=1e-5, atol=1e-5)
@@ -100,7 +100,7 @@ def test_a_resumed_run_has_the_same_metrics(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, staleness: int
 ) -> None:
     """The groups that wait in a checkpoint, and the batch ahead, have their sets."""
-    options = ("sampling.top_p=0.8", "sampling.top_k=20", CORRECTED, f"staleness={staleness}", "steps=4")
+    options = ("sampling.top_p=0.8", "sampling.top_k=20", CORRECTED, f"max_staleness={staleness}", "steps=4")
     config, broken = load(settings, *options, "evaluation.every=4"), tmp_path / "broken"
     assert start(config, console) == 0
     shutil.copytree(config.run_dir, broken)
@@ -117,7 +117,7 @@ def test_a_resumed_run_has_the_same_metrics(
         token in ids for token, ids in zip(*(json.loads(line)[n] for n in ("response_ids", "kept")), strict=True)
     )
     assert "kept" not in read_rollouts(broken)[0].columns  # what the pages and tables show beside the texts
-    assert all("kept_mass" in line for line in metrics_of(broken) if line["kind"] == "train")
+    assert all("support_mass" in line for line in metrics_of(broken) if line["kind"] == "train")
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_truncation_may_change_in_mid_run(
     assert start(load(settings, first, "steps=2"), console) == 0
     run = RunDirectory.open(Path(settings["run_dir"]))
     assert resume(run, run.config(Config, [second, "steps=4"]), console) == 0
-    assert all(line["outside_kept"] == 0 for line in metrics_of(run.path) if "outside_kept" in line)
-    assert any("kept_mass" in line for line in metrics_of(run.path))
+    assert all(line["outside_support"] == 0 for line in metrics_of(run.path) if "outside_support" in line)
+    assert any("support_mass" in line for line in metrics_of(run.path))
 
 
 def test_a_group_without_sets_joins_those_with(steps: Callable[..., list[Any]]) -> None:

@@ -148,7 +148,7 @@ def test_a_number_of_messages_in_the_head_is_no_delta() -> None:
     assert delta_ids(tokenizer, [QUESTION, ANSWER], [MORE]) is None
 
 
-def test_what_was_sampled_is_never_tokenized_trl_6250() -> None:
+def test_chat_turns_never_tokenize_what_was_sampled_trl_6250() -> None:
     """Not its text, not the history: the work of a turn is that of its new messages."""
     tokenizer = byte_tokenizer("qwen tools")
     texts: list[str] = []

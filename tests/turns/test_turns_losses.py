@@ -93,7 +93,7 @@ def batches(turns: list[Turn]) -> tuple[DataProto, DataProto]:
 
 def test_the_list_of_losses_is_not_short() -> None:
     assert len(LOSSES) >= 20
-    assert {"clipped_surrogate", "kl", "value", "entropy", "full_kl", "cispo"} <= LOSSES.keys()
+    assert {"clipped_surrogate", "kl", "value_loss", "negative_entropy", "full_kl", "cispo"} <= LOSSES.keys()
     assert OF_THE_SEQUENCE | OPTIONS.keys() <= LOSSES.keys()
 
 

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlprims.turns import Row, Turn, merge
-from rlprims.turns._turn import per_token
 from tests.turns.turn_trees import rollouts
+
+
+def per_token(value: object, count: int) -> tuple[object, ...]:
+    """A turn has one value of each kind, or one for each token."""
+    return value if isinstance(value, tuple) else (value,) * count
 
 
 def begins_with(ids: tuple[int, ...], prefix: tuple[int, ...]) -> bool:

@@ -70,7 +70,7 @@ def train(estimator: Estimator, *, steps: int, seed: int = 0) -> float:
     for _ in range(steps):
         batch = sample(logits, generator)
         score = float(batch["scores"].mean())
-        batch = batch[filters.nonzero_range(batch["scores"], batch["prompt"])]
+        batch = batch[filters.varied_scores(batch["scores"], batch["prompt"])]
         if len(batch) == 0:
             continue
         mask: Tensor = batch["response_mask"]

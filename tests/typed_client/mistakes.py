@@ -18,7 +18,7 @@ losses.clipped_surrogate(x, x, x, mask, cliphigh=0.28)  # wrong: no such hyperpa
 losses.kl(x, x, mask, value="k4")  # wrong: no such estimator
 losses.token_mean(x, mask, totals=6)  # wrong: a number for the totals
 length: int = rewards.at_last_token(x[:, 0], mask)  # wrong: it gives a tensor
-kept: list[bool] = filters.nonzero_range(x[:, 0], ids)  # wrong: it gives a tensor
+kept: list[bool] = filters.varied_scores(x[:, 0], ids)  # wrong: it gives a tensor
 algorithms.use(3)  # wrong: neither a function nor its path
 algorithms.grpo(dialect="trl-9")  # wrong: no such dialect
 DataProto.from_dict(torch.zeros(2))  # wrong: a tensor for a mapping

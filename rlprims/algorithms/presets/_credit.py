@@ -1,9 +1,9 @@
 """Presets with different credit for the tokens of a response: by turn, by tree, by later tokens, by process rewards."""
 
-from rlprims import advantage, corrections, filters, losses
+from rlprims import advantage, corrections, filters
 from rlprims.algorithms._algorithm import Algorithm, GroupFilter
 from rlprims.algorithms._use import use
-from rlprims.algorithms.presets._group import dapo
+from rlprims.algorithms.presets._group import dapo, grpo
 
 
 def turn_grpo() -> Algorithm:
@@ -12,13 +12,7 @@ def turn_grpo() -> Algorithm:
     The batch needs ``turn_ids`` and ``turn_rewards`` in addition to the outcome. As in the authors' script: 21 samples,
     two updates per batch, no KL, and a mean over tokens.
     """
-    return Algorithm(
-        name="turn_grpo",
-        group_size=21,
-        advantage=advantage.turn_grpo,
-        policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
-        epochs=2,
-    )
+    return Algorithm(name="turn_grpo", group_size=21, advantage=advantage.turn_grpo, epochs=2)
 
 
 def tree_grpo() -> Algorithm:
@@ -27,13 +21,7 @@ def tree_grpo() -> Algorithm:
     The batch needs ``tree_ids``: the leaves of a tree have a common prefix and branch at the end of a turn. The sampler
     determines the number of trees and leaves. The group size of 8 and the mean per response are our choices.
     """
-    return Algorithm(
-        name="tree_grpo",
-        group_size=8,
-        advantage=advantage.tree,
-        policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
-        aggregation=losses.seq_mean_token_mean,
-    )
+    return grpo(kl_coef=0.0).replace(name="tree_grpo", group_size=8, advantage=advantage.tree_grpo)
 
 
 def fipo(*, max_length: int = 20480, buffer_length: int = 4096, metric: str = "acc") -> Algorithm:
@@ -60,5 +48,4 @@ def prime(*, metric: str = "acc") -> Algorithm:
         filter=GroupFilter(metric=metric, keep=use(filters.solve_rate, low=0.2, high=0.8)),
         advantage=advantage.prime,
         normalization=advantage.whiten,
-        policy_loss=use(losses.clipped_surrogate, clip_low=0.2, clip_high=0.2),
     )

@@ -2,12 +2,11 @@
 
 Each entry changes the preset so that advantages and loss equal the library's. They still differ on some batches by
 design: here a group of equal rewards gets exactly 0, log-ratios are clamped to ±20, KL estimates are not capped, and a
-response without tokens has no loss.
-Filters, penalties and group sizes are not part of a dialect, except that they are removed if the library has none. An
-algorithm of a library that cannot be reproduced here has no entry: NeMo-RL's GRPO divides by a leave-one-out std, which
-can be 0, and verl's Clip-Cov does not draw the tokens that PPO clips. SkyRL always averages a KL over responses; its
-recorded numbers do not determine its DPPO thresholds exactly. prime-rl's defaults of 2026-08-21 are DPPO and a KL term
-to the sampler; since 2026-09-18 (its pull requests 3418 and 3586) they are its "IPO" at 0.3, without that term.
+response without tokens has no loss. Filters, penalties and group sizes are not part of a dialect, except that they are
+removed if the library has none. What cannot be reproduced here has no entry: NeMo-RL's GRPO divides by a leave-one-out
+std, which can be 0, and verl's Clip-Cov does not draw the tokens that PPO clips. SkyRL's recorded numbers do not
+determine its DPPO thresholds exactly. prime-rl's defaults of 2026-08-21 are DPPO and a KL term to the sampler; since
+2026-09-18 (its pull requests 3418 and 3586) they are its "IPO" at 0.3, without that term.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,6 +55,8 @@ _PRIME_DPPO: Changes = {
     "loss_terms": (LossTerm(coefficient=2e-3, loss=kl_to_sampler),),  # 1e-3 log²ρ, and k2 is half the square
 }
 
+_SEQUENCE_RATIO: Changes = {"clip_low": 0.2, "clip_high": 0.2}
+
 _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
     "verl-0.9": {
         "ppo": {**_VERL_RATIO, "value_loss": {"clip": 0.5}},
@@ -68,7 +69,7 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
         "reinforce_pp_baseline": {**_VERL_GROUP, **_VERL_RATIO},
         "opo": {**_VERL_GROUP, **_VERL_RATIO},
         "gpg": {"advantage": {"singleton": "raw", "informative": "nonzero_reward"}},
-        "pass_at_k": {"advantage": {"normalize_std": True}, **_VERL_RATIO},
+        "pass_at_k_training": {"advantage": {"normalize_std": True}, **_VERL_RATIO},
         "gdpo": {"advantage": {"singleton": "raw", "whiten_over": "tokens", "whiten_eps": 1e-8}, **_VERL_RATIO},
         "gspo": {**_VERL_GROUP, "policy_loss": losses.gspo_token},
         "cispo": {**_VERL_GROUP, **_NARROW_CISPO},
@@ -96,27 +97,16 @@ _DIALECTS: Mapping[str, Mapping[str, Changes]] = {
         "reinforce_pp": {"advantage": {"ddof": 0}},
         "reinforce_pp_baseline": {"advantage": {"ddof": 0}},
     },
-    "nemo-rl-2026.08": {
-        "dapo": {},
-        "vapo": {},
-        "gspo": {"policy_loss": {"clip_low": 0.2, "clip_high": 0.2}},
-        "cispo": _NARROW_CISPO,
-    },
+    "nemo-rl-2026.08": {"dapo": {}, "vapo": {}, "gspo": {"policy_loss": _SEQUENCE_RATIO}, "cispo": _NARROW_CISPO},
     "skyrl-2026.08": {
         "grpo": _SKYRL_GROUP,
         "dapo": _SKYRL_GROUP,
-        "gspo": {
-            "advantage": {"singleton": "raw"},
-            "policy_loss": {"fn": losses.gspo_token, "clip_low": 0.2, "clip_high": 0.2},
-        },
+        "gspo": {"advantage": {"singleton": "raw"}, "policy_loss": {"fn": losses.gspo_token, **_SEQUENCE_RATIO}},
         "sapo": {"advantage": {"singleton": "raw"}},
         "cispo": _SKYRL_GROUP,
         "dppo": {**_SKYRL_GROUP, "policy_loss": {"threshold_low": 0.1, "threshold_high": 0.2}},
     },
-    "slime-2026.08": {
-        "grpo": {},
-        "cispo": {**_NARROW_CISPO, "aggregation": losses.seq_mean_token_mean},
-    },
+    "slime-2026.08": {"grpo": {}, "cispo": {**_NARROW_CISPO, "aggregation": losses.seq_mean_token_mean}},
     "areal-2026.05": {
         "grpo": {**_AREAL_GROUP, **_TOKEN_MEAN},
         "decoupled_ppo": {**_AREAL_GROUP, "policy_loss": losses.clipped_surrogate, "corrections": (_AREAL_WEIGHTS,)},

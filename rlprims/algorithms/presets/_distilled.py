@@ -6,7 +6,7 @@ log the scores.
 """
 
 from rlprims import advantage, corrections, losses
-from rlprims.algorithms._algorithm import Algorithm, LossTerm, Support
+from rlprims.algorithms._algorithm import Algorithm, LossTerm, TeacherTopK
 from rlprims.algorithms._use import use
 
 
@@ -40,15 +40,10 @@ def opsd(*, beta: float = 0.5, size: int = 100) -> Algorithm:
 
     ``data.teacher_template`` must contain a field with the solution. The loss is the Jensen-Shannon divergence of the
     next-token distributions along the student's own responses, over the teacher's ``size`` most likely tokens and the
-    rest as one event, which is an option of the authors' code. With ``size`` equal to the vocabulary it is their
-    divergence over the whole vocabulary.
+    rest as one event, which is an option of the authors' code; it is theirs for ``size`` equal to the vocabulary.
     """
-    return Algorithm(
-        name="opsd",
-        advantage=_UNREAD,
-        policy_loss=use(losses.topk_jsd, beta=beta),
-        support=Support(size=size, of="teacher"),
-    )
+    support = TeacherTopK(size=size, of="teacher")
+    return Algorithm(name="opsd", advantage=_UNREAD, policy_loss=use(losses.topk_jsd, beta=beta), support=support)
 
 
 def sdft(*, beta: float = 0.5, size: int = 100) -> Algorithm:
@@ -70,21 +65,16 @@ def sdpo(*, beta: float = 0.5, size: int = 100) -> Algorithm:
     teacher is ``model.teacher_follows: {rate: 0.05}``, and it also multiplies by the ratio to the old policy, at most
     2, which is 1 with one update per batch. ``policy_coefficient`` above 0 adds a policy gradient.
     """
-    distillation = LossTerm(
-        coefficient=1.0,
-        loss=use(losses.topk_jsd, beta=beta),
-        mask="teacher_mask",
-        aggregation=losses.token_mean,
-        over="term",
-    )
+    loss = use(losses.topk_jsd, beta=beta)
+    term = LossTerm(coefficient=1.0, loss=loss, mask="teacher_mask", aggregation=losses.token_mean, over="term")
     return Algorithm(
         name="sdpo",
         group_size=8,
         advantage=use(advantage.grpo, normalize_std=False),
         policy_loss=losses.reinforce,
         policy_coefficient=0.0,
-        loss_terms=(distillation,),
-        support=Support(size=size, of="student"),
+        loss_terms=(term,),
+        support=TeacherTopK(size=size, of="student"),
     )
 
 
@@ -94,13 +84,8 @@ def rlsd(*, mix: float = 0.5, clip: float = 0.2) -> Algorithm:
     The sign of an advantage depends on the rewards only. ``data.teacher_template`` must contain the answer. The teacher
     may be a moving average of the policy (``model.teacher_follows``).
     """
-    return Algorithm(
-        name="rlsd",
-        group_size=8,
-        advantage=advantage.grpo,
-        normalization=use(advantage.rlsd, mix=mix, clip=clip),
-        policy_loss=losses.clipped_surrogate,
-    )
+    scaled = use(advantage.rlsd, mix=mix, clip=clip)
+    return Algorithm(name="rlsd", group_size=8, advantage=advantage.grpo, normalization=scaled)
 
 
 def sdar(*, coefficient: float = 0.1, beta: float = 5.0) -> Algorithm:
@@ -108,12 +93,8 @@ def sdar(*, coefficient: float = 0.1, beta: float = 5.0) -> Algorithm:
 
     The second term is ``coefficient`` times the mean of ``losses.sdar``; the default is that of the authors' code.
     """
-    return Algorithm(
-        name="sdar",
-        group_size=8,
-        advantage=advantage.grpo,
-        loss_terms=(LossTerm(coefficient=coefficient, loss=use(losses.sdar, beta=beta)),),
-    )
+    imitation = LossTerm(coefficient=coefficient, loss=use(losses.sdar, beta=beta))
+    return Algorithm(name="sdar", group_size=8, advantage=advantage.grpo, loss_terms=(imitation,))
 
 
 _UNREAD = advantage.discounted_returns

@@ -4,30 +4,23 @@ from rlprims import advantage, losses
 from rlprims.algorithms._algorithm import Algorithm
 from rlprims.algorithms._use import use
 from rlprims.algorithms.presets._dialects import Dialect, in_dialects
+from rlprims.algorithms.presets._group import grpo
 
 
 @in_dialects
 def gspo(*, dialect: Dialect | None = None) -> Algorithm:
     """GSPO (Zheng et al. 2025, arXiv:2507.18071): GRPO with one clipped ratio per response.
 
-    The ratio is the geometric mean of the tokens' ratios, so its bounds are about a thousand times tighter: 3e-4 and
-    4e-4. All responses have the same weight.
+    The ratio is the geometric mean over tokens, so its bounds are tight: 3e-4 and 4e-4. All responses weigh the same.
     """
-    return Algorithm(
-        name="gspo",
-        group_size=16,
-        advantage=advantage.grpo,
-        policy_loss=losses.gspo,
-        aggregation=losses.seq_mean_token_mean,
-    )
+    return grpo(kl_coef=0.0).replace(name="gspo", group_size=16, policy_loss=losses.gspo)
 
 
 @in_dialects
 def cispo(*, dialect: Dialect | None = None) -> Algorithm:
     """CISPO (MiniMax-M1, arXiv:2506.13585): REINFORCE with clipped importance weights.
 
-    Every token has a gradient, multiplied by its ratio, which is at most ``w_max``. Advantages are GRPO's, and the loss
-    is a mean over tokens.
+    Every token has a gradient, times its ratio, at most ``w_max``. Advantages are GRPO's; the mean is over tokens.
     """
     return Algorithm(name="cispo", group_size=16, advantage=advantage.grpo, policy_loss=losses.cispo)
 
@@ -36,16 +29,9 @@ def cispo(*, dialect: Dialect | None = None) -> Algorithm:
 def gmpo(*, dialect: Dialect | None = None) -> Algorithm:
     """GMPO (Zhao et al. 2025, arXiv:2507.20673): maximizes the geometric mean of the clipped token ratios.
 
-    It is less sensitive to the ratio of a single token than GRPO's arithmetic mean, so the bounds can be wide: ±0.4 in
-    the log-ratio.
+    A single ratio changes it less than GRPO's arithmetic mean, so the bounds can be wide: ±0.4 in the log-ratio.
     """
-    return Algorithm(
-        name="gmpo",
-        group_size=8,
-        advantage=advantage.grpo,
-        policy_loss=losses.gmpo,
-        aggregation=losses.seq_mean_token_mean,
-    )
+    return grpo(kl_coef=0.0).replace(name="gmpo", group_size=8, policy_loss=losses.gmpo)
 
 
 @in_dialects
@@ -54,25 +40,13 @@ def sapo(*, dialect: Dialect | None = None) -> Algorithm:
 
     The weight of a token falls with the distance of its ratio from 1, faster if the advantage is negative.
     """
-    return Algorithm(
-        name="sapo",
-        group_size=8,
-        advantage=advantage.grpo,
-        policy_loss=losses.sapo,
-        aggregation=losses.seq_mean_token_mean,
-    )
+    return grpo(kl_coef=0.0).replace(name="sapo", group_size=8, policy_loss=losses.sapo)
 
 
 @in_dialects
 def luspo(*, dialect: Dialect | None = None) -> Algorithm:
     """LUSPO (arXiv:2602.05261): GSPO in which the weight of a response is its length."""
-    return Algorithm(
-        name="luspo",
-        group_size=16,
-        advantage=advantage.grpo,
-        policy_loss=losses.gspo,
-        aggregation=losses.seq_mean_token_sum,
-    )
+    return gspo().replace(name="luspo", aggregation=losses.seq_mean_token_sum)
 
 
 @in_dialects
@@ -119,7 +93,6 @@ def gppo() -> Algorithm:
 def aspo(*, w_max: float | None = None) -> Algorithm:
     """ASPO (Wang et al. 2025, arXiv:2510.06062): good tokens have the inverse ratio as weight, bad ones the ratio.
 
-    A good token that has become more likely has a smaller weight, and one that has become less likely a larger one.
     ``w_max`` is the paper's soft dual clip, for which it gives no number.
     """
     return Algorithm(name="aspo", group_size=16, advantage=advantage.grpo, policy_loss=use(losses.aspo, w_max=w_max))
@@ -131,9 +104,5 @@ def decoupled_ppo(*, w_max: float | None = None, dialect: Dialect | None = None)
 
     The clip is around the policy at the start of the step. A weight corrects for the older policy that sampled.
     """
-    return Algorithm(
-        name="decoupled_ppo",
-        group_size=16,
-        advantage=advantage.grpo,
-        policy_loss=use(losses.decoupled_ppo, w_max=w_max),
-    )
+    loss = use(losses.decoupled_ppo, w_max=w_max)
+    return Algorithm(name="decoupled_ppo", group_size=16, advantage=advantage.grpo, policy_loss=loss)

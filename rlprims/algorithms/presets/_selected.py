@@ -1,4 +1,4 @@
-"""Presets that select the tokens of the policy loss or of a penalty."""
+"""Presets that select tokens, or that also learn from tokens of others: tool output, experts, demonstrations."""
 
 import math
 from typing import Literal
@@ -8,7 +8,7 @@ from rlprims.algorithms._adapters import kl_to_old
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
 from rlprims.algorithms._use import use
 from rlprims.algorithms.presets._dialects import Dialect, in_dialects
-from rlprims.algorithms.presets._group import dapo
+from rlprims.algorithms.presets._group import dapo, dr_grpo
 
 _UNCLIPPED = use(losses.clipped_surrogate, clip_low=1.0, clip_high=math.inf)
 
@@ -16,15 +16,11 @@ _UNCLIPPED = use(losses.clipped_surrogate, clip_low=1.0, clip_high=math.inf)
 def clip_cov(*, fraction: float = 2e-4) -> Algorithm:
     """Clip-Cov (Cui et al. 2025, arXiv:2505.22617): a few tokens of high covariance, drawn at random, get no gradient.
 
-    Rewarding likely tokens and penalizing unlikely ones lowers the entropy. Dropping one such token in 5000 is enough
-    to keep the entropy. The rest is GRPO with a mean over tokens.
+    Rewarding likely and penalizing unlikely tokens lowers the entropy; dropping one such token in 5000 keeps it. The
+    rest is GRPO with a mean over tokens.
     """
-    return Algorithm(
-        name="clip_cov",
-        group_size=8,
-        advantage=advantage.grpo,
-        token_selection=use(filters.clip_cov, fraction=fraction),
-    )
+    selection = use(filters.clip_cov, fraction=fraction)
+    return Algorithm(name="clip_cov", group_size=8, advantage=advantage.grpo, token_selection=selection)
 
 
 @in_dialects
@@ -63,13 +59,8 @@ def m2po(*, tau: float = 0.04) -> Algorithm:
     The ratio is to the policy that sampled and is not clipped. Instead, the smallest number of tokens is dropped such
     that the second moment of the log-ratio over the batch is within a bound.
     """
-    return Algorithm(
-        name="m2po",
-        group_size=8,
-        advantage=advantage.grpo,
-        token_selection=use(filters.m2po, tau=tau),
-        policy_loss=use(losses.dppo, threshold_low=math.inf, threshold_high=math.inf),
-    )
+    tokens, loss = use(filters.m2po, tau=tau), use(losses.dppo, threshold_low=math.inf, threshold_high=math.inf)
+    return Algorithm(name="m2po", group_size=8, advantage=advantage.grpo, token_selection=tokens, policy_loss=loss)
 
 
 def bapo(*, target: float = 0.5, first: Literal["high", "low"] = "high") -> Algorithm:
@@ -89,3 +80,54 @@ def bapo(*, target: float = 0.5, first: Literal["high", "low"] = "high") -> Algo
         epochs=2,
         mini_batches=4,
     )
+
+
+def echo(*, observation_coef: float = 0.1) -> Algorithm:
+    """ECHO (arXiv:2605.24517): GRPO on the policy's tokens plus the likelihood of the environment's tokens.
+
+    Rollouts that all fail still have tool output to learn from. The second term is λ = ``observation_coef`` times the
+    mean of −log π over ``observation_mask``, which ``turns.to_batch`` computes. Each mean is over its own tokens, so
+    long tool output does not shrink the policy gradient. λ is prime-rl's; its mask omits chat template and warnings.
+    """
+    observations = LossTerm(
+        coefficient=observation_coef,
+        loss=losses.nll,
+        mask="observation_mask",
+        aggregation=losses.token_mean,
+        over="term",
+    )
+    return Algorithm(name="echo", group_size=8, advantage=advantage.grpo, loss_terms=(observations,))
+
+
+def luffy(*, gamma: float = 0.1, max_length: int = 8192) -> Algorithm:
+    """LUFFY (Yan et al. 2025, arXiv:2504.14945): groups of one expert response and seven responses of the policy.
+
+    The baseline includes the expert's score, so the expert response has a large advantage if the policy fails. The loss
+    of its tokens is −A π / (π + γ), whose gradient is largest for tokens that are unlikely under the policy. As in the
+    authors' runs, advantages are not divided by the std, and the sum over a response is divided by the constant
+    ``max_length``. ``expert_mask`` (B, T) is True on the expert's tokens of ``response_mask``.
+    """
+    return dr_grpo(max_length=max_length).replace(name="luffy", policy_loss=use(losses.luffy, gamma=gamma))
+
+
+def chord(*, mu: float = 0.1) -> Algorithm:
+    """CHORD-φ (Zhang et al. 2025, arXiv:2508.11408): (1 − μ) · GRPO + μ · a weighted likelihood of demonstrations.
+
+    Demonstrations are separate rows, whose tokens are in ``expert_mask`` and not in ``response_mask``. The weight of a
+    token is p (1 − p), which is small if p is near 0 or 1. Each of the two means is over its own tokens.
+    For CHORD-μ, which lowers μ over the run, build a new algorithm for each step: ``chord(mu=...)``.
+    """
+    demonstrations = LossTerm(coefficient=mu, loss=losses.chord_phi, mask="expert_mask", over="term")
+    return Algorithm(
+        name="chord", group_size=8, advantage=advantage.grpo, policy_coefficient=1 - mu, loss_terms=(demonstrations,)
+    )
+
+
+def sft() -> Algorithm:
+    """Supervised fine-tuning: the negative log-likelihood of every response, a mean over tokens.
+
+    The advantages are returns, which the loss does not use. On samples of the policy that a filter or a
+    ``token_selection`` of ``algorithms.is_correct`` keeps, it is rejection sampling. DFT (arXiv:2508.05629) is
+    ``replace(policy_loss=losses.dft)``.
+    """
+    return Algorithm(name="sft", advantage=advantage.discounted_returns, policy_loss=losses.nll)

@@ -1,7 +1,6 @@
 """LoRA (arXiv:2106.09685) by peft: adapters beside a model's linear layers, trained instead of its weights.
 
-An adapted model keeps its class and its forward; peft replaces its linear layers by layers that add B A x. The
-functions here also accept a model without adapters: then merging changes nothing, and all weights are trained.
+peft replaces linear layers by layers that add B A x. In a model without adapters all weights are trained.
 """
 
 import importlib.util
@@ -16,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import Conv1D
 
 from rlprims._extras import hint
 from rlprims.execution import LoraConfig
@@ -39,19 +39,21 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     from peft import inject_adapter_in_model
     from peft.tuners.lora import Linear
 
-    named = config.target_modules
-    targets: str | list[str] = named if isinstance(named, str) else list(named)
     heads = [head for head in HEADS if hasattr(model, head)]
-    linear = sorted({name.split(".")[-1] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)})
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    bare = nn.ModuleDict({"model": model})  # without a config: by that of a mixture peft adapts routers and experts
+    modules = {name: layer for name, layer in bare.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
+    linear = sorted({name.split(".")[-1] for name in modules})
+    between = [name for name, layer in modules.items() if layer not in ends]
+    targets = between if config.target_modules == "all-linear" else list(config.target_modules)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
-            inject_adapter_in_model(_settings(config, targets, exclude_modules=heads or None), model)
+            inject_adapter_in_model(_settings(config, targets, exclude_modules=heads or None), bare)
         except ValueError as error:
             raise ValueError(f"model.lora.target_modules: {error} Linear layers here: {', '.join(linear)}") from None
     model.lora_config = config  # type: ignore[assignment]
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
-    wrong = [name for name, layer in _layers(model) if layer in ends or not isinstance(layer, Linear)]
+    wrong = [name for name, layer in _layers(model) if layer.base_layer in ends or not isinstance(layer, Linear)]
     if wrong:
         raise ValueError(f"model.lora.target_modules: {wrong[0]} is not a linear layer between embedding and head")
     for head in heads:
@@ -91,10 +93,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a plain model from those of an adapted one: W + (alpha / rank) B A, under the plain names.
-
-    The state may be a part of the model, if each layer in it comes with its adapters.
-    """
+    """The tensors of a plain model from those of an adapted one, or of whole layers of it: W + (alpha / rank) B A."""
     result = {name.replace(".base_layer.", "."): x for name, x in state.items() if ".lora_" not in name}
     for name, layer in _layers(model):
         if f"{name}.base_layer.weight" not in state:
@@ -118,10 +117,7 @@ def checksum(model: nn.Module) -> str:
 
 
 def sum_of_bits(x: Tensor) -> int:
-    """The sum of a tensor's bits, read as integers.
-
-    The sums of a tensor's parts, in any order, add up to its sum. Appended zeros do not change it.
-    """
+    """The sum of a tensor's bits, read as integers: the sum of those of its parts, also with zeros appended."""
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     integers = x.detach().contiguous().view(bits[x.element_size()])
     if integers.device.type == "cpu":  # numpy adds small integers ten times as fast as torch
@@ -165,12 +161,9 @@ def lora_of(directory: Path) -> LoraConfig:
     """The settings that :func:`save_adapter` wrote."""
     stored = json.loads((directory / "adapter_config.json").read_text())
     targets = stored["target_modules"]
-    return LoraConfig(
-        rank=stored["r"],
-        alpha=stored["lora_alpha"],
-        rank_stabilized=stored["use_rslora"],
-        target_modules=targets if isinstance(targets, str) else tuple(targets),
-    )
+    targets = targets if isinstance(targets, str) else tuple(targets)
+    rank, alpha, stabilized = stored["r"], stored["lora_alpha"], stored["use_rslora"]
+    return LoraConfig(rank=rank, alpha=alpha, rank_stabilized=stabilized, target_modules=targets)
 
 
 @torch.no_grad()
@@ -187,17 +180,11 @@ def load_adapter(model: nn.Module, directory: Path) -> None:
         parameter.copy_(stored[name])
 
 
-def _settings(config: LoraConfig, targets: str | list[str], **more: Any) -> Any:
+def _settings(config: LoraConfig, targets: list[str], **more: Any) -> Any:
     from peft import LoraConfig as Settings
 
-    return Settings(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        use_rslora=config.rank_stabilized,
-        target_modules=targets,
-        lora_dropout=0.0,
-        **more,
-    )
+    given = {"r": config.rank, "lora_alpha": config.alpha, "use_rslora": config.rank_stabilized}
+    return Settings(**given, target_modules=targets, lora_dropout=0.0, **more)
 
 
 def _layers(model: nn.Module) -> list[tuple[str, Any]]:

@@ -17,9 +17,7 @@ _AT_ONCE = {"cpu": 2**16}
 
 
 def sample_seeds(seed: int, sample_ids: Sequence[int]) -> Tensor:
-    """int64 (B,): the ``seed`` of the request for each sample of a run, 63 bits.
-
-    It is a hash, so that neighbouring ids or runs share no seeds. It is never -1, which means no seed in vLLM.
+    """int64 (B,): the ``seed`` of the request for each sample of a run, 63 bits of a hash; vLLM's -1 is none.
 
     >>> sample_seeds(0, [0, 1]).tolist()
     [1576848291327681832, 9221934688551543782]
@@ -31,10 +29,7 @@ def sample_seeds(seed: int, sample_ids: Sequence[int]) -> Tensor:
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """int64 (B,): a token from the softmax of each row of float32 ``logits`` (B, V); one of -inf is never drawn.
 
-    Args:
-        seeds: int64 (B,), of :func:`sample_seeds`.
-        positions: int64 (B,), the position of the model's last input token: for the first token of a response the
-            length of its prompt minus 1.
+    ``seeds`` are of :func:`sample_seeds`; ``positions`` those of the model's last input token, 0 for a prompt of one.
     """
     count, vocabulary = logits.shape
     rows = max(1, _AT_ONCE.get(logits.device.type, 2**26) // vocabulary)

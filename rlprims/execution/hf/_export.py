@@ -24,9 +24,7 @@ def models_in_shards(checkpoint: Path) -> list[str]:
 def export_model(model: Path, folder: Path) -> None:
     """Write a model of a checkpoint, for example ``step_000050/policy``, as a Hugging Face model into a new folder.
 
-    If the checkpoint has the Hugging Face model, the function copies it. Otherwise it makes the model from its shards,
-    which needs memory for one whole copy. If the model has adapters, they are merged into the base model, which must
-    still be at the path from which it was loaded.
+    Shards need memory for one whole copy. Adapters are merged into the base model, which must still be there.
 
     Raises:
         ValueError: the checkpoint has no such model, or the folder exists.

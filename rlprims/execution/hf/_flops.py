@@ -28,8 +28,7 @@ _DENSE_TFLOPS = {
 def meter_of(training: Training, dtype: str | None = None, *, verb: str | None = None, same_rows: int = 1) -> Meter:
     """The meter of a training worker, for the model's dtype or for ``dtype``.
 
-    ``verb`` is the method that updates its model; None: ``update`` for a policy, ``update_critic`` for a critic.
-    ``same_rows`` workers divide the operations of their rows.
+    ``verb`` updates its model (None: ``update``, or ``update_critic``); ``same_rows`` workers divide the operations.
     """
     model, verbs = training.model, {"policy": "update", "critic": "update_critic"}
     states = training.train_states()
@@ -48,9 +47,8 @@ def update_cost(model: nn.Module, same_rows: int = 1) -> Callable[[DataProto], f
     per_response = sum(cost for key, cost in costs.items() if key in heads)
     per_token = sum(cost for key, cost in costs.items() if key not in heads | looked_up)
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
-    width = (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) * (
-        config.num_attention_heads
-    )
+    heads_of_layer = config.num_attention_heads
+    width = heads_of_layer * (getattr(config, "head_dim", None) or config.hidden_size // heads_of_layer)
     per_square = 12 * config.num_hidden_layers * width
 
     def cost(batch: DataProto) -> float:

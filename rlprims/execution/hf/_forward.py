@@ -1,32 +1,31 @@
 """Forward passes over prompts with responses: log-probs, entropies, the policy's objective, and a critic's values.
 
 With ``fused_head`` the logits of a micro-batch are never in memory together: the LM head is applied to the last hidden
-states of a few tokens at a time, by :mod:`rlprims.logprobs`. The model's type must be one of :data:`FUSED_HEAD_MODELS`,
-which is checked before training begins. An objective that is a weighted sum of token-wise losses is computed there as
-well; any other is computed from the log-probs and entropies of all tokens.
+states of a few tokens at a time, by :mod:`rlprims.logprobs`.
 """
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlprims.algorithms import Algorithm, Part, objective_parts
+from rlprims.algorithms import Algorithm, ObjectiveTerm, objective_parts
+from rlprims.execution.hf._alone import check_lengths
 from rlprims.execution.hf._families import FUSED_HEAD_MODELS
 from rlprims.execution.hf._packed import packed_inputs, packed_layout
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
-from rlprims.types import Kept, token_wise
+from rlprims.types import SamplingSupport, token_wise
 
 _POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
 """Columns of the tiles of :func:`fused_objective`."""
 
-_SCALES = ("logit_scale", "logits_scaling")
-"""Names of a config's factor of the logits, in Cohere and Granite."""
+_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+"""Names of a config's factor of the logits, in Cohere, Granite, Falcon H1 and others."""
 
 
 class Head(NamedTuple):
@@ -54,7 +53,7 @@ def check_fused_head(model: nn.Module) -> None:
     elif scales:
         reason = f"it scales its logits by {scales[0]}"
     elif config.model_type not in FUSED_HEAD_MODELS:
-        reason = f"tested types are {', '.join(FUSED_HEAD_MODELS)}"
+        reason = "no test fuses the head of this type"
     else:
         return
     raise ValueError(
@@ -74,7 +73,7 @@ def is_sum_of_token_losses(algorithm: Algorithm) -> bool:
     return algorithm.token_wise and linear and "topk_log_probs" not in algorithm.loss_needs
 
 
-def aggregation_weights(part: Part, data: Mapping[str, Tensor]) -> Tensor:
+def aggregation_weights(part: ObjectiveTerm, data: Mapping[str, Tensor]) -> Tensor:
     """(B, T): the weight of each token's loss in a part's mean, which is the gradient of a linear aggregation."""
     zero = torch.zeros(data["response_mask"].shape, device=data["response_mask"].device, requires_grad=True)
     (weights,) = torch.autograd.grad(part.mean(data, zero), zero)
@@ -127,10 +126,7 @@ def token_scores(
 def fused_objective(
     model: nn.Module, batch: dict[str, Tensor], algorithm: Algorithm, *, temperature: float, packing: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy's objective, computed for a few tokens at a time, and the result of :func:`token_scores`.
-
-    It has ``whole_log_probs`` if the batch has kept sets.
-    """
+    """The policy's objective, computed for a few tokens at a time, and the result of :func:`token_scores`."""
     head = head_of(model)
     hidden, attended = _before_responses(model, batch, packing=packing, hidden=True)
     tokens = {name: x[attended] for name, x in batch.items() if isinstance(x, Tensor) and x.shape == attended.shape}
@@ -147,30 +143,20 @@ def fused_objective(
         return torch.stack([data[f"{_WEIGHTS}.{i}"] * part.losses(data) for i, part in enumerate(parts)]).sum(0)
 
     ones = torch.ones(ids.shape, device=ids.device)
-    loss, log_probs, entropies = fused_loss(
-        hidden,
-        head.weight,
-        ids,
-        ones,
-        mask,
-        losses,
-        tokens,
-        kept,
-        temperature=temperature,
-        soft_cap=head.soft_cap,
-    )
+    scale: Any = {"temperature": temperature, "soft_cap": head.soft_cap}
+    loss, log_probs, entropies = fused_loss(hidden, head.weight, ids, ones, mask, losses, tokens, kept, **scale)
     scores = {"log_probs": log_probs, "entropies": entropies}
     if kept is not None:
-        whole = from_hidden(hidden.detach(), head.weight.detach(), ids, temperature=temperature, soft_cap=head.soft_cap)
-        scores["whole_log_probs"] = whole.log_probs
+        scores["whole_log_probs"] = from_hidden(hidden.detach(), head.weight.detach(), ids, **scale).log_probs
     return loss, {name: _to_rows(x, attended) for name, x in scores.items()}
 
 
 def response_values(critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """(B, T): the value of the state in which each response token was sampled."""
+    check_lengths(critic.config, batch["attention_mask"].sum(-1))
     columns = _columns_before_responses(batch)
     values: Tensor = critic(**_padded_inputs(batch), use_cache=False).logits
-    return values[:, columns, 0]
+    return values[:, columns, 0].float()
 
 
 def last_token_scores(classifier: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -190,6 +176,7 @@ def _before_responses(
 
     Also ``attended``, bool (B, T), True on these M tokens. The head is applied to these tokens only.
     """
+    check_lengths(model.config, batch["attention_mask"].sum(-1))
     if packing:
         layout = packed_layout(batch)
         inputs, columns, attended = packed_inputs(layout), layout.predicting, layout.attended
@@ -223,9 +210,9 @@ def _columns_before_responses(batch: dict[str, Tensor]) -> Tensor:
     return torch.arange(responses.shape[1], device=responses.device) + prompts.shape[1] - 1
 
 
-def _kept_of(batch: dict[str, Tensor], attended: Tensor) -> Kept | None:
+def _kept_of(batch: dict[str, Tensor], attended: Tensor) -> SamplingSupport | None:
     """The kept sets of the attended response tokens."""
-    kept: Kept | None = batch.get("kept")  # type: ignore[assignment]
+    kept: SamplingSupport | None = batch.get("kept")  # type: ignore[assignment]
     return None if kept is None else kept.take(rearrange(attended, "b t -> (b t)").nonzero()[:, 0])
 
 

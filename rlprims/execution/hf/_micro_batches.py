@@ -15,7 +15,7 @@ from rlprims.execution.hf._models import load_causal_lm, usable_device
 from rlprims.execution.hf._packed import packed_micro_batches
 from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes
 from rlprims.grouping import dense_ids, rows_by_label
-from rlprims.types import Kept, Totals
+from rlprims.types import SamplingSupport, Totals
 
 StepTotals: TypeAlias = Mapping[str, Totals]
 """The totals of a step by name: of the policy's tokens, and of each loss term with its own tokens."""
@@ -36,6 +36,8 @@ class Ranks(NamedTuple):
     """Call a function while the weights outside the module's layers, such as the LM head's, are whole."""
     reduce_next: Callable[[nn.Module, bool], None]
     """Set whether the next backward pass of a module sums the gradients over the ranks, or keeps them on the rank."""
+    total: Callable[[Tensor], Tensor] = lambda x: x
+    """The sum of a tensor over the ranks that have other rows."""
 
 
 SINGLE_PROCESS = Ranks(
@@ -61,10 +63,9 @@ def with_critic_counts(batch: DataProto, algorithm: Algorithm) -> tuple[DataProt
 
 def without_tokens(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks among the columns, such as ``response_mask``, set to False everywhere."""
-    shape = columns["response_mask"].shape
+    mask = columns["response_mask"]
     tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}  # not the kept sets
-    masks = {name: x for name, x in tensors.items() if x.dtype is torch.bool and x.shape == shape}
-    return {name: torch.zeros_like(x) for name, x in masks.items()}
+    return {n: torch.zeros_like(x) for n, x in tensors.items() if x.dtype is torch.bool and x.shape == mask.shape}
 
 
 def token_budget(config: ModelConfig, longest: int) -> int:
@@ -123,28 +124,21 @@ def _largest_unit(prompts: Sequence[int], responses: Sequence[int], labels: Sequ
 
 
 def _trimmed(
-    batch: dict[str, Tensor], rows: Iterable[int], kept: Kept | None = None, routes: Tensor | None = None
+    batch: dict[str, Tensor], rows: Iterable[int], kept: SamplingSupport | None = None, routes: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Some rows without the columns that are padding in all of them.
-
-    Also their kept sets as ``kept``, and their experts. ``kept`` and ``routes`` are on the CPU, because they are large.
-    """
+    """Some rows with their kept sets and experts, which wait on the CPU, without the columns that only pad."""
     index = torch.tensor(list(rows), device=batch["responses"].device)
     part = {name: tensor[index] for name, tensor in batch.items()}
-    width = part["prompts"].shape[1]
-    attention = part["attention_mask"]
+    width, attention = part["prompts"].shape[1], part["attention_mask"]
     prompt = int(attention[:, :width].sum(-1).max())
     response = max(1, int(attention[:, width:].sum(-1).max()))
     whole = slice(width - prompt, width + response)
     columns = {"prompts": slice(width - prompt, None), "attention_mask": whole, "tree_ids": whole}
-    found = {
-        name: tensor[:, columns.get(name, slice(response))] if tensor.dim() >= 2 else tensor
-        for name, tensor in part.items()
-    }
+    found = {n: x[:, columns.get(n, slice(response))] if x.dim() >= 2 else x for n, x in part.items()}
     if routes is not None:
         found[ROUTES] = routes[index.cpu()][:, whole].to(index.device)
     if kept is None:
         return found
     tokens = index.cpu()[:, None] * batch["responses"].shape[1] + torch.arange(response)
     ids, offsets = kept.take(rearrange(tokens, "b t -> (b t)"))
-    return {**found, "kept": Kept(ids.to(index.device), offsets.to(index.device))}  # type: ignore[dict-item]
+    return {**found, "kept": SamplingSupport(ids.to(index.device), offsets.to(index.device))}  # type: ignore[dict-item]

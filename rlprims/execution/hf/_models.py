@@ -18,7 +18,8 @@ from transformers import (
 
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
-from rlprims.execution.hf._families import SHARDED_MODELS
+from rlprims.execution.hf._alone import check_padding
+from rlprims.execution.hf._families import SHARDED_MODELS, TIME_STEP_FLOOR, check_type, packs
 from rlprims.execution.hf._forward import check_fused_head
 from rlprims.execution.hf._packed import use_packing
 
@@ -26,6 +27,9 @@ from rlprims.execution.hf._packed import use_packing
 def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
     try:
         settings = AutoConfig.from_pretrained(path)
+        check_type(settings)
+        if settings.model_type in TIME_STEP_FLOOR:
+            settings.time_step_min = 1e-30
         for name, value in changes.items():
             setattr(settings, name, value)
         model, info = auto.from_pretrained(
@@ -37,6 +41,8 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = f"{str(error).splitlines()[0]}{only_in_shards(path)}"
+        if config.attention is not None and "attention implementation" in reason:
+            reason = f"this type has no attention {config.attention}: leave model.attention out"
         raise ValueError(f"cannot load {path!r} as {auto.__name__}: {reason}") from error
     # No dropout, so that tokens have the same log-prob in sampling and in training.
     return model.to(usable_device(config)).eval(), sorted(info["missing_keys"])
@@ -46,14 +52,19 @@ def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
     """Load the policy or the reference, with the attention and head of the config."""
     model, missing = _load(AutoModelForCausalLM, path, config)
     if missing:
-        raise ValueError(
-            f"{path!r} lacks the weights {missing[:3]} of a causal language model: it was saved without that head"
-        )
+        what = "a causal language model: it was saved without that head"
+        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of {what}")
     return _prepared(model, config)
 
 
 def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
-    if config.packing:
+    if getattr(model.config, "output_router_logits", False):
+        # transformers would compute a loss of its own, whose mask has other tokens than a packed or a cached pass.
+        model.register_forward_pre_hook(
+            lambda module, inputs, options: (inputs, {**options, "output_router_logits": False}), with_kwargs=True
+        )
+    check_padding(model)
+    if packs(config, model.config):
         use_packing(model)
     if config.fused_head:
         check_fused_head(model)
@@ -63,8 +74,7 @@ def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
 def empty_causal_lm(path: str, config: ModelConfig) -> nn.Module | None:
     """The model of :func:`load_causal_lm`, with parameters that have shapes but no data (torch's device ``meta``).
 
-    None if the files do not store the parameters unchanged: the type is not in :data:`SHARDED_MODELS`, a tensor has
-    another name, or there is no folder with safetensors.
+    None if the files do not store them unchanged: a type not in :data:`SHARDED_MODELS`, other names, no safetensors.
     """
     stored = _stored_shapes(Path(path))
     if not stored:
@@ -72,11 +82,9 @@ def empty_causal_lm(path: str, config: ModelConfig) -> nn.Module | None:
     settings = AutoConfig.from_pretrained(path)
     if settings.model_type not in SHARDED_MODELS:
         return None
-    model: Any
+    how: Any = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            settings, dtype=getattr(torch, config.dtype), attn_implementation=config.attention
-        )
+        model: Any = AutoModelForCausalLM.from_config(settings, **how)
     if any(stored.get(name) != list(x.shape) for name, x in model.named_parameters()):
         return None
     for module in model.modules():  # a config alone gives the buffers of these types, which are rotary frequencies
@@ -135,36 +143,32 @@ def _check_decoder(classifier: nn.Module, path: str) -> None:
         raise ValueError(f"{path!r} is a {type(classifier).__name__}: only decoders are scored, at their last token")
 
 
+def vocabulary_of(path: str) -> dict[str, int]:
+    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(path).get_vocab()
+    return vocabulary
+
+
 def check_vocabularies(model: ModelConfig) -> None:
     """Raise an error if a teacher's vocabulary differs from the policy's: the same ids would be other texts."""
-    own: dict[str, int] | None = None
     for path in {*model.teachers.values()} - {model.path}:
         try:
-            own = AutoTokenizer.from_pretrained(model.path).get_vocab() if own is None else own
-            theirs = AutoTokenizer.from_pretrained(path).get_vocab()
+            differs = vocabulary_of(path) != vocabulary_of(model.path)
         except (OSError, ValueError) as error:
             reason = f"{str(error).splitlines()[0]}{only_in_shards(path)}"
             raise ValueError(f"model.teacher: cannot load {path!r}: {reason}") from None
-        if theirs != own:
-            raise ValueError(
-                f"model.teacher: {path!r} has another vocabulary than {model.path!r}: it scores the policy's tokens"
-            )
+        if differs:
+            raise ValueError(f"model.teacher: {path!r} has another vocabulary than {model.path!r}: the ids differ")
 
 
 def load_classifier(path: str, config: ModelConfig) -> nn.Module:
-    """Load a reward model: a sequence classifier with one label, whose head is applied to the last column."""
+    """Load a reward model: a sequence classifier with one label."""
     model: Any
     model, missing = _load(AutoModelForSequenceClassification, path, config)
     if missing:
-        raise ValueError(
-            f"{path!r} lacks the weights {missing[:3]} of a sequence classifier: it was saved without them"
-        )
+        raise ValueError(f"{path!r} lacks the weights {missing[:3]} of a sequence classifier: saved without them")
     if model.config.num_labels != 1:
         raise ValueError(f"{path!r} has {model.config.num_labels} labels, and a reward model has one: its score")
     _check_decoder(model, path)
-    # transformers scores the last token whose id is not the padding id, which is wrong if rows are padded with the
-    # end-of-sequence token. No token has the id -1, so it scores the last column.
-    model.config.get_text_config().pad_token_id = -1
     classifier: nn.Module = model.requires_grad_(False)
     return classifier
 

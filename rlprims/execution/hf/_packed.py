@@ -2,10 +2,7 @@
 
 The tokens of a micro-batch are one row, the prefix tree of its rows: a prompt occurs once for all its responses, and
 the history of an agent once for all rows that continue it. Only attention depends on which tokens are in one sequence:
-it gathers them by a :class:`Layout`. The results are those of the padded batch.
-
-The attention is registered with transformers under a name, which a model's config selects when the model is loaded.
-Without a layout, as in sampling, it is transformers' ``sdpa``.
+it gathers them by a :class:`Layout`, and is registered with transformers under a name, which a model's config selects.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlprims.batching import prefix_tree
-from rlprims.execution.hf._families import NOT_PACKED, PACKED_MODELS
+from rlprims.execution.hf._families import why_padded
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.grouping import rows_by_label
 
@@ -31,16 +28,14 @@ _NAME = "rlprims_packed"
 
 def use_packing(model: nn.Module) -> None:
     """Select the packed attention for the model, with transformers' own function."""
-    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
-    kind = config.model_type
-    reason = NOT_PACKED.get(kind)
-    if reason is None and getattr(config, "attn_logit_softcapping", None) is not None:
-        reason = "its attention has a soft cap"
-    if reason is None and kind not in PACKED_MODELS:
-        reason = f"tested types are {', '.join(PACKED_MODELS)}"
-    if reason is not None:
-        raise ValueError(f"model.packing: a {kind} cannot be packed: {reason}. Set model.packing: false")
+    if (reason := why_padded(model.config)) is not None:
+        raise ValueError(f"model.packing: {reason}. Leave it out, or set model.packing: false")
     model.set_attn_implementation(_NAME)  # type: ignore[operator]
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether :func:`use_packing` has been called: the attention of a model says how its batches are laid out."""
+    return model.config.get_text_config()._attn_implementation == _NAME  # type: ignore[union-attr,operator,no-any-return]
 
 
 class Layout(NamedTuple):
@@ -57,13 +52,11 @@ class Layout(NamedTuple):
     predicting: Tensor  # (M,), the token before each attended response token, row after row
     attended: Tensor  # (B, T), the attended response tokens
     routes: Tensor | None  # (N, L, K), the recorded experts
+    nodes: Tensor  # (B, P+T), which of the N tokens each token of the rows is, or -1
 
 
 def packed_layout(batch: dict[str, Tensor]) -> Layout:
-    """The layout of rows with left-padded ``prompts``, right-padded ``responses`` and their ``attention_mask``.
-
-    Rows with ``routed_experts`` also have ``tree_ids``: they share a token only if it has the same experts.
-    """
+    """The layout of rows, which share a token only if it also has the same ``tree_ids``, if the batch has them."""
     prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
     in_prompt, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
     prompt_lengths, response_lengths = in_prompt.sum(-1), (attended.sum(-1) - 1).clamp(min=0)
@@ -98,6 +91,7 @@ def packed_layout(batch: dict[str, Tensor]) -> Layout:
         predicting=tree.nodes[:, prompts.shape[1] - 1 : -1][attended],
         attended=attended,
         routes=of_nodes(batch[ROUTES]) if ROUTES in batch else None,
+        nodes=tree.nodes,
     )
 
 
@@ -126,8 +120,7 @@ def packed_micro_batches(
 ) -> list[list[int]]:
     """Split rows, in their order, into micro-batches of at most ``max_tokens`` tokens; a shared token counts once.
 
-    ``nodes`` (B, T) are the nodes of the rows' prefix tree. Rows with the same label in ``labels`` stay together; None:
-    no constraint.
+    ``nodes`` (B, T) are the nodes of the rows' prefix tree. Rows with the same label in ``labels`` stay together.
     """
     units = [[row] for row in range(len(nodes))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []
@@ -139,10 +132,7 @@ def packed_micro_batches(
         whole, cost = len(tokens), int((last_part[tokens] != len(parts) - 1).sum())
         if whole > max_tokens:
             what = f"row {rows[0]} has" if len(rows) == 1 else f"the group or rollout of row {rows[0]} has"
-            raise ValueError(
-                f"{what} {whole} tokens, more than max_tokens={max_tokens}: raise the budget, "
-                "or shorten prompts or responses"
-            )
+            raise ValueError(f"{what} {whole} tokens, more than max_tokens={max_tokens}: raise it, or shorten rows")
         if not parts or used + cost > max_tokens:
             parts.append([])
             used, cost = 0, whole
@@ -158,10 +148,11 @@ def _attention(
     """Causal attention of (1, heads, N, d) within each row of the layout; without a layout transformers' ``sdpa``."""
     layout: Layout | None = kwargs.pop("layout", None)
     if layout is None:
-        if query.shape[2] == 1 and query.shape[1] > key.shape[1] and kwargs.get("position_bias") is None:
+        special = kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None
+        if query.shape[2] == 1 and query.shape[1] > key.shape[1] and not special:
             return _decode_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
-    if unknown := [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]:
+        return _attend(module, query, key, value, attention_mask, **kwargs), None
+    if unknown := [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]:
         raise ValueError(f"packed attention has no {unknown}: set model.packing: false")
     window = kwargs.pop("sliding_window", None)
 
@@ -177,27 +168,39 @@ def _attention(
     outputs = []
     for q, k, v in zip(*map(in_blocks, (query, key, value)), strict=True):
         width = q.shape[2]
-        mask = None if window is None or window >= width else _window_mask(width, window, q.device)
-        attended = sdpa_attention_forward(module, q, k, v, attention_mask=mask, **kwargs)[0]
+        mask = None
+        if window is not None and window < width:
+            distance = torch.arange(width, device=q.device)[:, None] - torch.arange(width, device=q.device)
+            mask = ((distance >= 0) & (distance < window))[None, None]
+        attended = _attend(module, q, k, v, mask, **kwargs)
         outputs.append(rearrange(attended, "rows width heads d -> (rows width) heads d"))
     return rearrange(torch.cat(outputs).index_select(0, layout.slots), "n heads d -> 1 n heads d"), None
 
 
-def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attention of one new token, (batch, 1, heads, d), if several query heads share the keys of one head.
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+    """Transformers' ``sdpa``; sinks ``s_aux``, one for each head, are the scores of one more key, whose value is 0."""
+    sinks: Tensor | None = kwargs.pop("s_aux", None)
+    if sinks is not None:
+        rows, width = query.shape[2], key.shape[2]
+        if mask is None:
+            mask = torch.ones(rows, width, dtype=torch.bool, device=query.device).tril(width - rows)[None, None]
+        scores = query.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
+        shape = (query.shape[0], query.shape[1], rows)
+        sink = rearrange(sinks.to(query.dtype), "heads -> 1 heads 1 1").expand(*shape, 1)
+        mask = torch.cat([scores.expand(*shape, width), sink], -1)
+        key, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
+    attended: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+    return attended
 
-    Heads that share keys are put on the axis of positions. With a mask, transformers' ``sdpa`` would copy the cache for
-    each of them, in every layer for every token.
+
+def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention of one new token, (batch, 1, heads, d), where query heads share keys: they become positions.
+
+    With a mask, transformers' ``sdpa`` would copy the cache for each head, in every layer for every token.
     """
     sharing = rearrange(query, "batch (keys group) 1 d -> batch keys group d", keys=key.shape[1])
     attended = scaled_dot_product_attention(sharing, key, value, attn_mask=mask, scale=scaling)
     return rearrange(attended, "batch keys group d -> batch 1 (keys group) d")
-
-
-def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
-    position = torch.arange(width, device=device)
-    distance = position[:, None] - position
-    return ((distance >= 0) & (distance < window))[None, None]
 
 
 AttentionInterface.register(_NAME, _attention)

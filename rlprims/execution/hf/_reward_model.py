@@ -9,9 +9,12 @@ from transformers import AutoTokenizer
 from rlprims.batching import micro_batches
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig
-from rlprims.execution._columns import left_padded
+from rlprims.execution._columns import right_padded
+from rlprims.execution.hf._alone import window_of
+from rlprims.execution.hf._forward import last_token_scores
 from rlprims.execution.hf._micro_batches import token_budget
-from rlprims.execution.hf._models import load_classifier
+from rlprims.execution.hf._models import load_classifier, vocabulary_of
+from rlprims.turns.tokens import Chat, encode, text_ids
 
 
 class RewardModel:
@@ -29,13 +32,9 @@ class RewardModel:
         self.module = load_classifier(model.reward, model)
         self.device = next(self.module.parameters()).device
         self.tokenizer = AutoTokenizer.from_pretrained(model.reward)
-        self.template = model.reward_template
-        self.model = model
-        self.window = int(getattr(self.module.config, "max_position_embeddings", 2**31))
-        if (
-            self.template is None
-            and self.tokenizer.get_vocab() != AutoTokenizer.from_pretrained(model.path).get_vocab()
-        ):
+        self.model, self.template = model, model.reward_template
+        self.window = window_of(self.module.config)
+        if self.template is None and self.tokenizer.get_vocab() != vocabulary_of(model.path):
             raise ValueError(
                 f"{model.reward!r} has another vocabulary than {model.path!r}: let it read the texts by "
                 "model.reward_template: chat, or a text with {question} and {response} in it"
@@ -52,16 +51,9 @@ class RewardModel:
         for part in micro_batches(lengths, max_tokens=budget):
             chosen = [fit[i] for i in part]
             tokens = [rows[i] for i in chosen]
-            # Padded on the left, so that the last column holds the last token of every row.
-            ids, mask = left_padded(tokens, max(map(len, tokens)), 0)
-            attention = mask.long().to(self.device)
-            logits = self.module(
-                input_ids=ids.to(self.device),
-                attention_mask=attention,
-                position_ids=(attention.cumsum(-1) - 1).clamp(min=0),
-                use_cache=False,
-            ).logits
-            scores[chosen] = logits[:, 0].float().cpu()
+            ids, mask = (x.to(self.device) for x in right_padded(tokens, max(map(len, tokens)), 0))
+            rows_of_part = {"prompts": ids[:, :0], "responses": ids, "attention_mask": mask}
+            scores[chosen] = last_token_scores(self.module, rows_of_part).cpu()
         return scores
 
     def _tokens(self, batch: DataProto) -> list[list[int]]:
@@ -73,13 +65,9 @@ class RewardModel:
 
     def _encode(self, template: str, texts: dict[str, str]) -> list[int]:
         if template == "chat":
-            messages = [
-                {"role": "user", "content": texts["question"]},
-                {"role": "assistant", "content": texts["response"]},
-            ]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-        else:
-            # In one substitution, because a question may contain "{response}".
-            text = re.sub(r"\{(question|response)\}", lambda name: texts[name[1]], template)
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=template != "chat")
-        return tokens
+            roles = {"user": texts["question"], "assistant": texts["response"]}
+            messages = [{"role": role, "content": text} for role, text in roles.items()]
+            return encode(self.tokenizer, Chat(self.tokenizer).text(messages))
+        # In one substitution, because a question may contain "{response}".
+        text = re.sub(r"\{(question|response)\}", lambda name: texts[name[1]], template)
+        return text_ids(self.tokenizer, text, whole=True)

@@ -1,8 +1,6 @@
 """The experts of a mixture of experts: recorded while the sampler reads tokens, and used again by the policy.
 
-A batch has them in the column ``routed_experts`` int16 (B, P+T, L, K): for each token that the sampler read, the K
-experts of each of the L layers that have experts. The entries are -1 for padding and for the last token of a row, which
-the sampler did not read.
+The column ``routed_experts`` int16 (B, P+T, L, K) has them: -1 for padding and for a row's last token, never read.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM
 
 from rlprims.data_proto import DataProto
@@ -22,16 +19,16 @@ from rlprims.routing import UNKNOWN, replay
 ROUTES = "routed_experts"
 
 
-def routed_layers(path: str) -> list[int]:
+def routed_layers(path: str, off: str = "replay_routes: false") -> list[int]:
     """The numbers of the layers that have experts."""
     model = without_data(AutoModelForCausalLM, path)
-    check_routed(model)
+    check_routed(model, off)
     blocks = list(model.base_model.layers)
     return [blocks.index(block) for block, _ in _routers(model)]
 
 
-def check_routed(model: nn.Module) -> None:
-    """Raise an error if the routes of this model cannot be recorded and replayed."""
+def check_routed(model: nn.Module, off: str = "replay_routes: false") -> None:
+    """Raise an error if the routers of this model cannot be read; ``off`` is the setting that does not ask for it."""
     kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
     if kind not in ROUTED_MODELS:
         reason = f"a {kind}; tested types are {', '.join(ROUTED_MODELS)}"
@@ -39,9 +36,8 @@ def check_routed(model: nn.Module) -> None:
         reason = f"a {kind} in which no layer has experts"
     else:
         return
-    raise ValueError(
-        f"model.replay_routes: expected a mixture of experts, got {reason}. Set model.replay_routes: false"
-    )
+    name = off.partition(":")[0]
+    raise ValueError(f"model.{name}: expected a mixture of experts, got {reason}. Set model.{off}")
 
 
 def _routers(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -52,39 +48,42 @@ def _routers(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Record the experts that the model uses.
-
-    The yielded function returns those of the tokens that were read since its last call, int16 (N, L, K), on the CPU.
-    """
-    check_routed(model)
-    routers = [router for _, router in _routers(model)]
-    found: list[list[Tensor]] = [[] for _ in routers]
-
-    def listen(router: nn.Module, experts: list[Tensor]) -> RemovableHandle:
-        return router.register_forward_hook(lambda module, inputs, output: experts.append(output[2]))
-
-    def take() -> Tensor:
-        none = torch.zeros(0, routers[0].top_k, dtype=torch.int16)  # type: ignore[call-overload]
-        layers = [torch.cat([none, *(x.to(torch.int16).cpu() for x in experts)]) for experts in found]
-        for experts in found:
-            experts.clear()
-        return torch.stack(layers, 1)
-
-    handles = [listen(*pair) for pair in zip(routers, found, strict=True)]
+def heard(model: nn.Module, read: Callable[[Any], Any]) -> Iterator[list[Any]]:
+    """A list to which each layer's router adds what ``read`` takes from its output: logits, gates, chosen experts."""
+    outputs: list[Any] = []
+    handles = [
+        router.register_forward_hook(lambda module, inputs, output: outputs.append(read(output)))
+        for _, router in _routers(model)
+    ]
     try:
-        yield take
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
 
 
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Record the experts of the model; the yielded function returns those since its last call, int16 (N, L, K)."""
+    check_routed(model)
+    routers = [router for _, router in _routers(model)]
+    with heard(model, lambda output: output[2]) as experts:
+
+        def take() -> Tensor:
+            none = torch.zeros(0, routers[0].top_k, dtype=torch.int16)  # type: ignore[call-overload]
+            of_layers = (experts[layer :: len(routers)] for layer in range(len(routers)))
+            layers = [torch.cat([none, *(x.to(torch.int16).cpu() for x in layer)]) for layer in of_layers]
+            experts.clear()
+            return torch.stack(layers, 1)
+
+        yield take
+
+
 def replay_routes(model: nn.Module) -> None:
     """Make the model take an argument ``routes``, (N, L, K): the experts of the N tokens of a forward pass.
 
-    The gates are computed from the model's own router. A token whose entries are -1 gets the experts that the router
-    chooses. The argument is passed on to each layer, so that a layer that is computed again in the backward pass
-    (activation checkpointing) has it as well.
+    The model's own router gives the gates, and the experts of a token whose entries are -1. Each layer gets the
+    argument, so that one that is computed again in the backward pass (activation checkpointing) has it too.
     """
     check_routed(model)
     for number, (layer, router) in enumerate(_routers(model)):
@@ -142,8 +141,7 @@ def without_routes(batch: DataProto) -> DataProto:
 def tree_ids(tokens: Tensor, routes: Tensor, device: torch.device) -> Tensor:
     """int64 (B, P+T): equal numbers for equal tokens with equal experts, and for no others.
 
-    Rows share a token of a prefix tree only if it had the same experts in each of them. The numbers are a random linear
-    hash of 63 bits.
+    Rows share a token of a prefix tree only if it had the same experts in each. They are a random hash of 63 bits.
     """
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(2**63), 2**63 - 1, (1 + routes[0, 0].numel(),), generator=generator) | 1

@@ -1,10 +1,9 @@
-"""Sampling of responses to prompts, with the columns that ``Execution`` defines.
-
-It has a key-value cache. A prompt is read once for all its samples, and finished rows leave the batch.
-"""
+"""Sampling with a key-value cache. A prompt is read once for all its samples, and finished rows leave the batch."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from inspect import signature
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from transformers import (
     DynamicCache,
+    EncoderDecoderCache,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -22,10 +22,12 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import Sampling, kept_columns
 from rlprims.execution._columns import left_padded
+from rlprims.execution.hf._alone import check_lengths
 from rlprims.execution.hf._draw import draw, sample_seeds
+from rlprims.execution.hf._families import ONE_LENGTH
 from rlprims.execution.hf._routes import are_read, recorded, routes_column
 from rlprims.logprobs import from_logits
-from rlprims.types import Kept
+from rlprims.types import SamplingSupport
 
 _COMPACT_BELOW = 7 / 8
 """If less than this share of the batch's rows is active, the finished rows are removed, which copies the cache."""
@@ -41,32 +43,8 @@ class Responses(NamedTuple):
     routes: Tensor | None = None  # int16 (N, L, K), row after row: the experts of each token that was read
 
 
-class _KeptSets:
-    """The kept sets of a batch, position after position."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        self.ids = [torch.zeros(0, dtype=torch.int32)]
-        self.counts = torch.zeros(width, rows, dtype=torch.int32)
-
-    def add(self, position: int, rows: Tensor, logits: Tensor) -> None:
-        """Add the sets of these rows, in ascending order, at a position: the ids with finite logits (A, V)."""
-        left = logits.isfinite()
-        left = left & ~left.all(-1, keepdim=True)  # no ids for a row in which all are finite
-        self.ids.append(left.nonzero()[:, 1].int().cpu())
-        self.counts[position, rows.cpu()] = left.sum(-1, dtype=torch.int32).cpu()
-
-    def by_row(self) -> tuple[Tensor, Tensor]:
-        """The ids, row after row, and their counts (B, T)."""
-        by_position = Kept.from_counts(torch.cat(self.ids), self.counts)
-        order = rearrange(torch.arange(self.counts.numel()), "(t b) -> (b t)", t=len(self.counts))
-        return by_position.take(order).ids, self.counts.T.contiguous()
-
-
 def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
-    """The function from a model's logits to the logits for sampling: temperature, min-p, top-k, top-p.
-
-    Each one is applied to the result of the one before, in the order of vLLM.
-    """
+    """The function from logits to those for sampling: temperature, min-p, top-k, top-p, in the order of vLLM."""
     steps: list[Any] = []
     if sampling.temperature not in (0.0, 1.0):
         steps.append(TemperatureLogitsWarper(sampling.temperature))
@@ -94,7 +72,9 @@ class _Drawn:
         self.mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
         self.log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
         self.ended = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
-        self.kept = _KeptSets(rows, limit) if sampling.truncates else None
+        self.truncates = sampling.truncates
+        self.kept_ids = [torch.zeros(0, dtype=torch.int32)]  # position after position
+        self.kept_counts = torch.zeros(limit, rows, dtype=torch.int32)
 
     def add(self, t: int, rows: Tensor, chosen: Tensor, logits: Tensor, active: Tensor) -> None:
         """Add the chosen tokens (A,) of these rows where they are active; ``logits`` (A, V) are those drawn from."""
@@ -102,12 +82,19 @@ class _Drawn:
         self.tokens[now, t] = chosen[active]
         self.mask[now, t] = True
         self.log_probs[now, t] = from_logits(logits, chosen)[active]
-        if self.kept is not None:
-            self.kept.add(t, now, logits[active])
+        if self.truncates:
+            left = logits[active].isfinite()
+            left = left & ~left.all(-1, keepdim=True)  # no ids for a row in which all are finite
+            self.kept_ids.append(left.nonzero()[:, 1].int().cpu())
+            self.kept_counts[t, now.cpu()] = left.sum(-1, dtype=torch.int32).cpu()
 
     def responses(self, routes: Tensor | None) -> Responses:
-        kept_ids, kept_counts = (None, None) if self.kept is None else self.kept.by_row()
-        return Responses(self.tokens, self.mask, self.log_probs, self.ended, kept_ids, kept_counts, routes)
+        kept: tuple[Tensor | None, Tensor | None] = None, None
+        if self.truncates:
+            by_position = SamplingSupport.from_counts(torch.cat(self.kept_ids), self.kept_counts)
+            by_row = rearrange(torch.arange(self.kept_counts.numel()), "(t b) -> (b t)", t=len(self.kept_counts))
+            kept = by_position.take(by_row).ids, self.kept_counts.T.contiguous()
+        return Responses(self.tokens, self.mask, self.log_probs, self.ended, *kept, routes)
 
 
 @torch.no_grad()
@@ -135,20 +122,21 @@ def sample(
     active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
     is_padded, attention = not bool(prompt_mask.all()), prompt_mask.long()
     positions = (attention.cumsum(-1) - 1).clamp(min=0)
-    inputs, cache = prompts, DynamicCache(config=model.config)
+    inputs, cache = prompts, _Cache(model)
     for t in range(sampling.max_new_tokens if rows else 0):
         output = model(
             input_ids=inputs,
-            attention_mask=attention if is_padded else None,
+            attention_mask=attention if is_padded and cache.is_masked() else None,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **cache.held,
         )
         logits, positions = output.logits[:, -1], positions[:, -1:] + 1
         routes.add(t, row_of, inputs)
         if t == 0:
-            cache.batch_select_indices(source)
+            cache.keep(output)
+            cache.select(source)
             logits, attention, positions = logits[source], attention[source], positions[source]
         logits = process(logits.float())
         chosen = draw(logits, seeds[row_of], positions[:, 0] - 1) if sampling.temperature > 0 else logits.argmax(-1)
@@ -164,12 +152,45 @@ def sample(
             break
         if number_active < _COMPACT_BELOW * active.shape[0]:
             left = active.nonzero()[:, 0]
-            cache.batch_select_indices(left)
+            cache.select(left)
             row_of, attention, positions, chosen = row_of[left], attention[left], positions[left], chosen[left]
             active = active[left]
         attention = nn.functional.pad(attention, (0, 1), value=1)
         inputs = chosen[:, None]
     return drawn.responses(routes.of_read(torch.cat([prompt_mask[source], drawn.mask], 1)))
+
+
+class _Cache:
+    """What a model keeps of the tokens that it has read: keys and values, states of linear layers and convolutions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
+        self.name = "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
+        self.held: dict[str, Any] = {}  # the argument of the next forward pass
+
+    def is_masked(self) -> bool:
+        """Whether padding is masked: always by attention, and by a model without it only while it reads the prompts."""
+        return not self.held or self.name == "past_key_values"
+
+    def keep(self, output: Any) -> None:
+        cache = output.get(self.name)
+        if not isinstance(cache, DynamicCache | EncoderDecoderCache):
+            kept = "none" if cache is None else f"a {type(cache).__name__}"
+            raise ValueError(
+                f"the local sampler needs a DynamicCache of transformers, got {kept} from a {self.kind}: "
+                "set execution: ray if vLLM has this type"
+            )
+        self.held = {self.name: cache}
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order: linear layers have ``reorder_cache`` alone, MiniMax's cache the other."""
+        cache = self.held[self.name]
+        if not hasattr(cache, "linear_cache"):
+            cache.reorder_cache(rows)
+            return
+        for layer in range(len(cache.linear_cache), len(cache)):  # it looks for all, and lists none after the last
+            cache.set_linear_cache(layer, [])
+        cache.batch_select_indices(rows)
 
 
 class _Routes:
@@ -199,17 +220,17 @@ class Generation:
     """Samples responses from a model in this process, ``max_rows`` at a time; ``routes``: and records the experts."""
 
     def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int, routes: bool = False) -> None:
-        self.module = module
-        self.tokenizer = tokenizer
-        self.max_rows = max_rows
-        self.routes = routes
+        self.module, self.tokenizer, self.max_rows, self.routes = module, tokenizer, max_rows, routes
+        self.one_length = module.config.get_text_config().model_type in ONE_LENGTH  # type: ignore[union-attr,operator]
         self.pad_token_id, self.end_ids = special_ids(module.generation_config, tokenizer)
 
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         ids = prompt_ids(prompts, prompt_width)
+        check_lengths(self.module.config, torch.tensor([0, *map(len, ids)]) + sampling.max_new_tokens)
         seeds = sample_seeds(seed, prompts["sample_id"].tolist())
-        starts = range(0, max(1, len(ids)), self.max_rows)
-        parts = [self._sample(ids[i : i + self.max_rows], seeds[i : i + self.max_rows], sampling) for i in starts]
+        lengths = [len(prompt) if self.one_length else 0 for prompt in ids]
+        starts = [i for i in range(len(ids)) if i % self.max_rows == 0 or lengths[i] != lengths[i - 1]] or [0]
+        parts = [self._sample(ids[i:j], seeds[i:j], sampling) for i, j in pairwise([*starts, len(ids)])]
         columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
         responses = Responses(*columns)  # type: ignore[arg-type]
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
@@ -247,11 +268,7 @@ class Generation:
 
 
 def prompt_ids(prompts: DataProto, prompt_width: int | None) -> list[list[int]]:
-    """The prompts' tokens.
-
-    Raises:
-        ValueError: a prompt is longer than ``prompt_width``.
-    """
+    """The prompts' tokens; a ValueError if a prompt is longer than ``prompt_width``."""
     ids: list[list[int]] = [list(row) for row in prompts["prompt_ids"]]
     longest = max(map(len, ids), default=0)
     if prompt_width is not None and longest > prompt_width:
@@ -287,11 +304,7 @@ def with_responses(
 
 
 def special_ids(settings: Any, tokenizer: Any) -> tuple[int, list[int]]:
-    """The padding token, and the tokens that end a response according to the model's ``generation_config``.
-
-    Raises:
-        ValueError: the model has no token that ends a response.
-    """
+    """The padding token, and those that end a response by the ``generation_config``; a ValueError if none does."""
     ends = settings.eos_token_id if settings.eos_token_id is not None else tokenizer.eos_token_id
     if ends is None:
         raise ValueError("the model has no end-of-sequence token: set eos_token_id in its generation_config.json")

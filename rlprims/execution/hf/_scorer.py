@@ -11,6 +11,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf._forward import token_scores
 from rlprims.execution.hf._micro_batches import Ranks, parts_of
+from rlprims.execution.hf._packed import is_packed
 from rlprims.execution.hf._routes import without_routes
 
 
@@ -19,14 +20,15 @@ class Scorer:
 
     def __init__(self, module: nn.Module, model: ModelConfig, ranks: Ranks, temperature: float) -> None:
         self.module, self.model, self.ranks, self.temperature = module, model, ranks, temperature
+        self.packing = is_packed(module) and model.packing is not False
 
-    def log_probs(self, batch: DataProto, temperature: float | None = None) -> Tensor:
-        """(B, T): the log-probs, at the sampler's temperature or at another."""
-        return self._measured(batch, "log_probs", temperature)
+    def measured(self, batch: DataProto, name: str, temperature: float | None = None) -> Tensor:
+        """(B, T): ``log_probs`` or ``entropies``, at the sampler's temperature or at another."""
 
-    def entropies(self, batch: DataProto) -> Tensor:
-        """(B, T): the entropies."""
-        return self._measured(batch, "entropies")
+        def forward(part: dict[str, Tensor]) -> Tensor:
+            return self.token_scores(part, [name], temperature)[name]
+
+        return per_token(batch, forward, self.model, self.ranks, packing=self.packing)
 
     def top(self, batch: DataProto, size: int) -> dict[str, Tensor]:
         """``topk_ids`` int64 (B, T, K), the batch's or the likeliest tokens, and ``topk_log_probs`` of these."""
@@ -34,7 +36,7 @@ class Scorer:
         shape = (*batch["response_mask"].shape, size)
         found = {"topk_ids": torch.zeros(shape, dtype=torch.int64), "topk_log_probs": torch.zeros(shape)}
         with torch.no_grad():
-            for rows, part, _ in parts_of(batch, self.model, self.ranks, packing=self.model.packing):
+            for rows, part, _ in parts_of(batch, self.model, self.ranks, packing=self.packing):
                 scores = self.token_scores(part, ["topk_log_probs"], top=size)
                 if rows:
                     for name, x in scores.items():
@@ -49,16 +51,10 @@ class Scorer:
         at = self.temperature if temperature is None else temperature
         compute = partial(token_scores, self.module, part, temperature=at, wanted=wanted, **options)
         if not fused:  # the model's own forward pass, in which ranks also gather the whole head
-            return compute(packing=self.model.packing, fused_head=False)
+            return compute(packing=self.packing, fused_head=False)
         scores: dict[str, Tensor]
-        scores = self.ranks.within(self.module, partial(compute, packing=self.model.packing, fused_head=True))
+        scores = self.ranks.within(self.module, partial(compute, packing=self.packing, fused_head=True))
         return scores
-
-    def _measured(self, batch: DataProto, name: str, temperature: float | None = None) -> Tensor:
-        def forward(part: dict[str, Tensor]) -> Tensor:
-            return self.token_scores(part, [name], temperature)[name]
-
-        return per_token(batch, forward, self.model, self.ranks, packing=self.model.packing)
 
 
 @torch.no_grad()
@@ -81,14 +77,14 @@ class Teachers:
         self.scorers, self.ranks = scorers, ranks
 
     def log_probs(self, batch: DataProto) -> Tensor:
-        return self._chosen(batch, lambda teacher, rows: {"log_probs": teacher.log_probs(rows)})["log_probs"]
+        found = self._chosen(batch, lambda teacher, rows: {"log_probs": teacher.measured(rows, "log_probs")})
+        return found["log_probs"]
 
     def top(self, batch: DataProto, size: int) -> DataProto:
         """``topk_ids`` of the batch or of the teacher, and ``teacher_topk_log_probs`` of these tokens."""
         found = self._chosen(batch, lambda teacher, rows: teacher.top(rows, size))
-        return DataProto.from_dict(
-            tensors={"topk_ids": found["topk_ids"], "teacher_topk_log_probs": found["topk_log_probs"]}
-        )
+        columns = {"topk_ids": found["topk_ids"], "teacher_topk_log_probs": found["topk_log_probs"]}
+        return DataProto.from_dict(tensors=columns)
 
     def _chosen(self, batch: DataProto, measure: Callable[[Scorer, DataProto], dict[str, Tensor]]) -> dict[str, Tensor]:
         """What each row's teacher measures."""

@@ -1,9 +1,7 @@
-"""Training on stored rows: demonstrations, or pairs of a chosen and a rejected response, in one process.
-
-:func:`rlprims.execution.kind_of` determines the kind from the loss's signature.
-"""
+"""Training on stored rows, in one process: demonstrations, or pairs of a chosen and a rejected response."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlprims import algorithms, diagnostics
-from rlprims.algorithms import Algorithm, Use
+from rlprims.algorithms import Algorithm, BoundFunction
 from rlprims.data_proto import DataProto
 from rlprims.execution import Finish, ModelConfig, OptimizerConfig, UpdateReport, kind_of, reads_reference
 from rlprims.execution._observed import SingleProcess, metered
@@ -19,8 +17,9 @@ from rlprims.execution._protocol import finished
 from rlprims.execution.hf._adapters import adapt
 from rlprims.execution.hf._flops import meter_of
 from rlprims.execution.hf._forward import last_token_scores
-from rlprims.execution.hf._micro_batches import Part, parts_of, with_counts
+from rlprims.execution.hf._micro_batches import Part, with_counts
 from rlprims.execution.hf._models import load_new_classifier
+from rlprims.execution.hf._packed import is_packed
 from rlprims.execution.hf._train_state import TrainState, optimizer_step
 from rlprims.execution.hf._training import Training
 from rlprims.layout import sequence_lengths, sequence_sum
@@ -48,8 +47,8 @@ class StoredTraining(SingleProcess, Training):
         model: ModelConfig,
         optimizer: OptimizerConfig,
         *,
-        loss: Use,
-        aggregation: Use,
+        loss: BoundFunction,
+        aggregation: BoundFunction,
         tokenizer: Any,
         updates: int,
         means: bool = False,
@@ -74,8 +73,9 @@ class StoredTraining(SingleProcess, Training):
         """One optimizer step on the whole batch."""
         (state,) = self.train_states().values()
         whole, totals = with_counts(batch, self.algorithm)
-        forward = self._forward(len(batch) // 2)
-        return optimizer_step(state, self._parts(whole), totals, forward, self.ranks)
+        parts = partial(self._micro_batches, whole)
+        forward = self._balanced(self._forward(len(batch) // 2), parts)
+        return optimizer_step(state, parts(), totals, forward, self.ranks)
 
     @metered
     @torch.no_grad()
@@ -83,7 +83,7 @@ class StoredTraining(SingleProcess, Training):
         """The metrics of an update on the batch, without the update."""
         whole, totals = with_counts(batch, self.algorithm)
         forward, metrics = self._forward(len(batch) // 2, learns=False), Metrics()
-        for part in self._parts(whole):
+        for part in self._micro_batches(whole):
             metrics = merge_metrics(metrics, forward({**part.data, **totals})[1])  # type: ignore[dict-item]
         return metrics
 
@@ -103,10 +103,9 @@ class StoredTraining(SingleProcess, Training):
         for name, state in self.train_states().items():
             state.load(directory, name)
 
-    def _parts(self, batch: DataProto) -> Iterator[Part]:
-        packing = self.model.packing and self.kind != "scores"
+    def _micro_batches(self, batch: DataProto) -> Iterator[Part]:
         together = None if self.kind == "demonstrations" else "pair_ids"
-        return parts_of(batch, self.model, self.ranks, packing=packing, together=together)
+        return self._parts(batch, self.kind != "scores" and is_packed(self.policy.module), together)
 
     def _of_responses(self, log_probs: Tensor, mask: Tensor) -> Tensor:
         sums = sequence_sum(log_probs, mask)
@@ -117,15 +116,14 @@ class StoredTraining(SingleProcess, Training):
 
         def demonstrations(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             mask = part["response_mask"]
-            policy = self._loaded_policy()
             if learns:
-                loss, scores = policy.objective(part, self.algorithm)
+                loss, scores = self._objective(part, self.algorithm)
             else:
-                scores = policy.scorer.token_scores(part, ["log_probs", "entropies"])
+                scores = self._policy_scorer().token_scores(part, ["log_probs", "entropies"])
                 loss = scores["log_probs"].new_zeros(())
             return loss, {
-                "nll": diagnostics.token_mean(-scores["log_probs"], mask),
-                "entropy": diagnostics.token_mean(scores["entropies"], mask),
+                "nll": diagnostics.mean_over_tokens(-scores["log_probs"], mask),
+                "entropy": diagnostics.mean_over_tokens(scores["entropies"], mask),
             }
 
         def of_pairs(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
@@ -143,7 +141,7 @@ class StoredTraining(SingleProcess, Training):
             if "score_margins" in part:
                 data["score_margins"] = part["score_margins"][chosen]
             return self.loss(data), data["chosen_scores"], data["rejected_scores"]
-        per_token = self._loaded_policy().scorer.token_scores(part, ["log_probs"])["log_probs"]
+        per_token = self._policy_scorer().token_scores(part, ["log_probs"])["log_probs"]
         x = self._of_responses(per_token, part["response_mask"])
         ref = part.get("ref_sequence_log_probs", torch.zeros_like(x))
         data = {"chosen_log_probs": x[chosen], "rejected_log_probs": x[~chosen]}
@@ -156,12 +154,7 @@ class StoredTraining(SingleProcess, Training):
 
 def _pair_metrics(per_pair: Tensor, chosen: Tensor, rejected: Tensor) -> Metrics:
     """Means over the pairs. A pair is correct if the chosen response has the larger reward."""
-    values = {
-        "loss": per_pair,
-        "accuracy": (chosen > rejected).float(),
-        "margin": chosen - rejected,
-        "chosen_reward": chosen,
-        "rejected_reward": rejected,
-    }
+    values = {"loss": per_pair, "accuracy": (chosen > rejected).float(), "margin": chosen - rejected}
+    values |= {"chosen_reward": chosen, "rejected_reward": rejected}
     count = torch.tensor(len(per_pair), device=per_pair.device)
     return {f"pairs/{name}": Mean(x.detach().sum(), count) for name, x in values.items()}

@@ -3,14 +3,16 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlprims.controllers import Ema
 from rlprims.execution import OptimizerConfig, UpdateReport
 from rlprims.execution.hf._adapters import trained
 from rlprims.execution.hf._micro_batches import Part, Ranks, StepTotals
@@ -30,16 +32,12 @@ def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
 class TrainState:
     """A module, its optimizer, and the number of updates so far.
 
-    The optimizer updates float32 weights. If the module's weights have 16 bits, the module computes with the rounded
-    values of the float32 weights. An update of 1e-6 would be lost in bfloat16. So would small gradients of one
-    micro-batch, if the gradients of several micro-batches were summed in bfloat16.
+    The optimizer updates float32 weights; a module of 16 bits computes with their rounded values. In bfloat16 an update
+    of 1e-6 would be lost, and so would a small gradient in the sum over micro-batches.
     """
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, updates: int) -> None:
-        self.module = module
-        self.config = config
-        self.updates = updates
-        self.update = 0
+        self.module, self.config, self.updates, self.update = module, config, updates, 0
         weights = trained(module)
         masters = {name: x if x.dtype.itemsize > 2 else _master_of(x) for name, x in weights.items()}
         self.masters = list(masters.values())
@@ -52,18 +50,11 @@ class TrainState:
         )
         self.muon: torch.optim.Muon | None = None
         if matrices:  # match_rms_adamw: Muon's updates are as large as AdamW's, so one learning rate fits both
-            self.muon = torch.optim.Muon(
-                _groups(matrices, config),
-                lr=config.lr,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
+            options: Any = {"lr": config.lr, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+            self.muon = torch.optim.Muon(_groups(matrices, config), **options)
 
     def step(self) -> tuple[float, float, bool]:
-        """Apply the accumulated gradients; returns (gradient norm before clipping, learning rate, skipped).
-
-        If the norm is not finite, the step is skipped, because it would make weights and moments NaN.
-        """
+        """Apply the gradients, if finite; returns (gradient norm before clipping, learning rate, skipped)."""
         total = nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         lr = learning_rate(self.config, self.update, self.updates)
@@ -119,6 +110,23 @@ class TrainState:
             master.grad = None
 
 
+class Follower(NamedTuple):
+    """A reference or a teacher whose weights follow the policy."""
+
+    role: str
+    module: nn.Module
+    ema: Ema
+
+    def save(self, directory: Path) -> None:
+        """Write the model for Hugging Face, and its count of updates."""
+        save_model(self.module, directory / self.role, self.module.state_dict())
+        (directory / f"{self.role}_ema.json").write_text(json.dumps(self.ema.state_dict()))
+
+    def load(self, directory: Path) -> None:
+        restore(self.module, directory / self.role)
+        self.ema.load_state_dict(json.loads((directory / f"{self.role}_ema.json").read_text()))
+
+
 def optimizer_step(
     state: TrainState,
     parts: Iterable[Part],
@@ -126,17 +134,21 @@ def optimizer_step(
     forward: Callable[[dict[str, Tensor]], tuple[Tensor, Metrics]],
     ranks: Ranks,
 ) -> UpdateReport:
-    """One optimizer step on the sum of the micro-batches' losses. ``forward`` returns loss and metrics of one."""
-    loss, metrics = 0.0, Metrics()
+    """One optimizer step on the sum of the micro-batches' losses. ``forward`` returns loss and metrics of one.
+
+    The report is on the CPU, because its reader may have no other device. Until the end nothing waits for the device.
+    """
+    losses, metrics = list[Tensor](), Metrics()
     state.zero_grad()  # an exception in the last step may have left gradients
     for part in parts:
         ranks.reduce_next(state.module, part.is_last)
         part_loss, part_metrics = forward({**part.data, **totals})  # type: ignore[dict-item]
         # Ranks average their gradients. The totals are those of the whole step, so the sum is wanted.
         (part_loss * ranks.size).backward()  # type: ignore[no-untyped-call]
-        loss += float(part_loss.detach())
+        losses.append(part_loss.detach())
         metrics = merge_metrics(metrics, part_metrics)
-    return UpdateReport(loss, *state.step(), metrics)
+    on_cpu = {name: replace(x, **{part: y.cpu() for part, y in vars(x).items()}) for name, x in metrics.items()}
+    return UpdateReport(sum(x.item() for x in losses), *state.step(), on_cpu)
 
 
 def _master_of(weight: nn.Parameter) -> nn.Parameter:

@@ -1,25 +1,29 @@
 """The models of a training process: those of its roles are loaded, and measure a batch or do an optimizer step."""
 
-from collections.abc import Callable, Collection
-from functools import wraps
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from torch import Tensor, nn
 
-from rlprims.algorithms import Algorithm
+from rlprims import diagnostics
+from rlprims.algorithms import Algorithm, policy_objective, value_objective
 from rlprims.controllers import Ema
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig, RunNeeds, UpdateReport
 from rlprims.execution._observed import metered
 from rlprims.execution.hf._adapters import adapt, adapters_off
-from rlprims.execution.hf._critic import Critic
-from rlprims.execution.hf._micro_batches import SINGLE_PROCESS, Ranks, StepTotals
+from rlprims.execution.hf._alone import window_of
+from rlprims.execution.hf._forward import fused_objective, is_sum_of_token_losses, response_values
+from rlprims.execution.hf._micro_batches import SINGLE_PROCESS, Part, Ranks, StepTotals, parts_of
 from rlprims.execution.hf._models import check_vocabularies, load_causal_lm, load_critic, usable_device
-from rlprims.execution.hf._policy import Follower, Policy
-from rlprims.execution.hf._routes import replay_routes, without_routes
-from rlprims.execution.hf._scorer import Scorer, Teachers
-from rlprims.execution.hf._train_state import TrainState
+from rlprims.execution.hf._packed import is_packed
+from rlprims.execution.hf._router_loss import Forward, with_router_loss
+from rlprims.execution.hf._routes import check_routed, replay_routes, without_routes
+from rlprims.execution.hf._scorer import Scorer, Teachers, per_token
+from rlprims.execution.hf._train_state import Follower, TrainState, optimizer_step
+from rlprims.types import Metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,8 +50,8 @@ class Training:
     ) -> None:
         self.model, self.ranks, self.device = model, ranks, usable_device(model)
         self.temperature = run["temperature"]
-        self._policy: Policy | None = None
-        self._critic: Critic | None = None
+        self._policy: TrainState | None = None
+        self.critic: TrainState | None = None
         self.reference: nn.Module | None = None
         self.teachers: dict[str, nn.Module] = {}
         needs = run["algorithm"].needs
@@ -64,8 +68,10 @@ class Training:
                 policy = ranks.shard(adapt(load_causal_lm(model.path, trained_as), model.lora))
             if model.replay_routes:
                 replay_routes(policy)
-            self.context_window = int(getattr(policy.config, "max_position_embeddings", 2**31))
-            self._policy = Policy(self._scorer(policy), TrainState(policy, optimizer, run["updates"]))
+            if model.router_aux_loss_coef:
+                check_routed(policy, "router_aux_loss_coef: 0")
+            self.context_window = window_of(policy.config)
+            self._policy = TrainState(policy, optimizer, run["updates"])
             if needs_reference and self.reference is None:
                 self.reference = policy  # with its adapters off
         if "teacher" in roles and run["algorithm"].needs_teacher:
@@ -76,37 +82,36 @@ class Training:
         if "critic" in roles and "values" in needs:
             module = ranks.shard(adapt(load_critic(model.critic or model.path, trained_as), model.lora))
             updates = run.get("critic_updates") or run["updates"]
-            state = TrainState(module, run.get("critic_optimizer") or optimizer, updates)
-            self._critic = Critic(state, model, ranks)
+            self.critic = TrainState(module, run.get("critic_optimizer") or optimizer, updates)
 
     @property
     def policy(self) -> TrainState:
-        return self._loaded_policy().state
-
-    @property
-    def critic(self) -> TrainState | None:
-        return None if self._critic is None else self._critic.state
+        if self._policy is None:
+            raise ValueError("no policy was loaded: this pool has other roles")
+        return self._policy
 
     def train_states(self) -> dict[str, TrainState]:
         """The models that are trained, by name. They are saved in a checkpoint."""
-        trained = {"policy": self._policy, "critic": self._critic}
-        return {name: each.state for name, each in trained.items() if each is not None}
+        trained = {"policy": self._policy, "critic": self.critic}
+        return {name: state for name, state in trained.items() if state is not None}
 
-    def log_probs(self, batch: DataProto, *, reference: bool = False, temperature: float | None = None) -> Tensor:
+    def log_probs(
+        self, batch: DataProto, *, reference: bool = False, plain: bool = False, temperature: float | None = None
+    ) -> Tensor:
         """The log-probs at the sampler's temperature, or at another."""
         if not reference:
-            return self._loaded_policy().scorer.log_probs(batch, temperature)
+            return self._policy_scorer(plain).measured(batch, "log_probs", temperature)
         if self.reference is None:
             raise ValueError("no reference model was loaded: the algorithm does not read ref_log_probs")
         with adapters_off(self.reference):
-            return self._scorer(self.reference).log_probs(without_routes(batch), temperature)
+            return self._scorer(self.reference).measured(without_routes(batch), "log_probs", temperature)
 
     def entropies(self, batch: DataProto) -> Tensor:
-        return self._loaded_policy().scorer.entropies(batch)
+        return self._policy_scorer().measured(batch, "entropies")
 
     def top_tokens(self, batch: DataProto, size: int) -> Tensor:
         """int64 (B, T, K): the likeliest tokens of the policy."""
-        return self._loaded_policy().scorer.top(batch, size)["topk_ids"]
+        return self._policy_scorer().top(batch, size)["topk_ids"]
 
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
         """The log-probs of the teacher; if there are several, of the one that the column ``teacher`` names."""
@@ -117,17 +122,40 @@ class Training:
         return self._teachers().top(batch, size)
 
     def values(self, batch: DataProto) -> Tensor:
-        return self._loaded_critic().values(batch)
+        """(B, T): the value of the state in which each response token was sampled."""
+        forward = partial(response_values, self._loaded_critic().module)
+        return per_token(without_routes(batch), forward, self.model, self.ranks, packing=False)
 
     def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         """One optimizer step of the policy. Loss and metrics are this rank's share of those of the whole step."""
-        report = self._loaded_policy().update(batch, algorithm, totals)
+        bounds = {k: v for k, v in algorithm.policy_loss.hyperparameters.items() if k in ("clip_low", "clip_high")}
+
+        def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+            loss, scores = self._objective(part, algorithm)
+            mask = part["response_mask"]
+            metrics: Metrics = {"entropy": diagnostics.mean_over_tokens(scores["entropies"], mask)}
+            if "whole_log_probs" in scores:
+                metrics |= diagnostics.support_mass(scores["log_probs"], scores["whole_log_probs"], mask)
+            if "old_log_probs" in part:
+                old, advantages = part["old_log_probs"], part["advantages"]
+                metrics |= diagnostics.ratio_stats(scores["log_probs"], old, advantages, mask, **bounds)
+            return loss, metrics
+
+        parts = partial(self._parts, batch, is_packed(self.policy.module), algorithm.together)
+        report = optimizer_step(self.policy, parts(), totals, self._balanced(forward, parts), self.ranks)
         for follower in self.followers:
-            follower.follow(dict(self.policy.module.named_parameters()))
+            follower.ema.update(dict(follower.module.named_parameters()), dict(self.policy.module.named_parameters()))
         return report
 
     def update_critic(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
-        return self._loaded_critic().update(batch, algorithm, totals)
+        """The same for the critic."""
+        critic = self._loaded_critic()
+
+        def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+            return value_objective(algorithm, {**part, "new_values": response_values(critic.module, part)}), {}
+
+        parts = self._parts(without_routes(batch), False, algorithm.together)
+        return optimizer_step(critic, parts, totals, forward, self.ranks)
 
     def save_followers(self, directory: Path) -> None:
         """Write the models that follow the policy, for Hugging Face, and their counts."""
@@ -138,21 +166,41 @@ class Training:
         for follower in self.followers:
             follower.load(directory)
 
-    def _scorer(self, module: nn.Module) -> Scorer:
-        return Scorer(module, self.model, self.ranks, self.temperature)
+    def _objective(self, part: dict[str, Tensor], algorithm: Algorithm) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy's objective on a micro-batch, and the token scores that it was computed from."""
+        model, module = self.model, self.policy.module
+        if model.fused_head and is_sum_of_token_losses(algorithm):
+            compute = partial(fused_objective, temperature=self.temperature, packing=is_packed(module))
+            fused: tuple[Tensor, dict[str, Tensor]]
+            fused = self.ranks.within(module, partial(compute, module, part, algorithm))
+            return fused
+        more = ["topk_log_probs"] if "topk_log_probs" in algorithm.loss_needs else []
+        wanted = ["log_probs", "entropies", *more, *(["whole_log_probs"] if "kept" in part else [])]
+        entropy_gradient = "entropies" in algorithm.loss_needs
+        scores = self._policy_scorer().token_scores(part, wanted, entropy_gradient=entropy_gradient)
+        return policy_objective(algorithm, {**part, **scores}), scores
+
+    def _balanced(self, forward: Forward, parts: Callable[[], Iterable[Part]]) -> Forward:
+        is_on = self.model.router_aux_loss_coef > 0
+        return with_router_loss(forward, parts, self._policy_scorer()) if is_on else forward
+
+    def _parts(self, batch: DataProto, packing: bool, together: str | None) -> Iterator[Part]:
+        return parts_of(batch, self.model, self.ranks, packing=packing, together=together)
+
+    def _scorer(self, module: nn.Module, plain: bool = False) -> Scorer:
+        model = self.model.model_copy(update={"packing": False, "fused_head": False}) if plain else self.model
+        return Scorer(module, model, self.ranks, self.temperature)
+
+    def _policy_scorer(self, plain: bool = False) -> Scorer:
+        return self._scorer(self.policy.module, plain)
 
     def _teachers(self) -> Teachers:
         return Teachers({name: self._scorer(module) for name, module in self.teachers.items()}, self.ranks)
 
-    def _loaded_policy(self) -> Policy:
-        if self._policy is None:
-            raise ValueError("no policy was loaded: this pool has other roles")
-        return self._policy
-
-    def _loaded_critic(self) -> Critic:
-        if self._critic is None:
+    def _loaded_critic(self) -> TrainState:
+        if self.critic is None:
             raise ValueError("no critic was loaded: the algorithm does not read values")
-        return self._critic
+        return self.critic
 
     def _followers(self) -> list[Follower]:
         """The reference and the teacher, if they follow the policy."""

@@ -1,6 +1,7 @@
 """Calls of workers: where a method runs, its result, and its error as one line."""
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -78,22 +79,17 @@ def first(method: Method) -> Method:
 def split(
     columns: Collection[str] | Literal["tensors", "all"] = "all", *, by_prompt: bool = False
 ) -> Callable[[Method], Method]:
-    """Split the first argument, a DataProto, by rows. The parts are balanced by tokens; a trajectory stays in one part.
+    """Split the first argument, a DataProto, by rows, balanced by tokens; a trajectory stays in one part.
 
-    If the ranks return tensors or DataProtos, these are joined, with the rows in their original order. Otherwise the
-    result is the list of the ranks' results.
-
-    Args:
-        columns: the columns that are sent; ``tensors``: all but those of objects.
-        by_prompt: rows with the same prompt go to one rank if that saves tokens, because a packed forward pass computes
-            a prompt once for all its rows.
+    Tensors or DataProtos that the ranks return are joined, with the rows in their original order; other results are a
+    list. Only ``columns`` are sent; ``tensors``: all but those of objects. With ``by_prompt`` rows with the same prompt
+    go to one rank if that saves tokens, because a packed forward pass computes a prompt once for all its rows.
     """
     return lambda method: _marked(method, Dispatch("split", columns, by_prompt))
 
 
 def _marked(method: Method, dispatch: Dispatch) -> Method:
     """The method with its dispatch. Its errors become a :class:`Failure`."""
-    called: Any
 
     @wraps(method)
     def plain(*args: Any, **kwargs: Any) -> Any:
@@ -109,7 +105,7 @@ def _marked(method: Method, dispatch: Dispatch) -> Method:
         except Exception as error:
             raise Failure.from_error(error) from None
 
-    called = awaited if inspect.iscoroutinefunction(method) else plain
+    called: Any = awaited if inspect.iscoroutinefunction(method) else plain
     called.dispatch = dispatch
     return called  # type: ignore[no-any-return]
 
@@ -128,7 +124,9 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
             raised.add_note(cause.traceback)
         raise raised from None
     except RayActorError as error:
-        raise WorkerLost(f"{who} died: {_reason(error)}") from None
+        lost = WorkerLost(f"{who} died ({reason_of(str(error))})")
+        lost.add_note(str(error))
+        raise lost from None
     except GetTimeoutError:
         raise WorkerLost(f"{who} did not answer within {timeout:g} s") from None
 
@@ -146,7 +144,10 @@ def settled(
     return answers, failures
 
 
-def _reason(error: RayActorError) -> str:
-    """Ray's reason for the death of an actor: the first line, and the exception if there is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+def reason_of(words: str) -> str:
+    """What Ray says at the end of its message about the death of an actor, without the advice."""
+    last = words.strip().splitlines()[-1].strip()
+    if "End of file" in last:  # all that Ray knows of a signal
+        return "its process was killed or crashed: out of memory, signal 9, or a fault in native code"
+    detail = re.split(r"because |Worker exit detail: |exits unexpectedly\. ", last)[-1]
+    return detail[:_LONGEST].rstrip(". ")

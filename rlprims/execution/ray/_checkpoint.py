@@ -1,9 +1,7 @@
 """Checkpoints of sharded models: each rank writes its shards as safetensors while training continues.
 
-A save has two parts. First, each rank copies its shards to the CPU. Then the rank continues to train, and a thread
-writes the copies with torch.distributed.checkpoint. torch's ``async_save`` would need one thread and one process group
-for each of a model's two state dicts, weights and optimizer. Here one thread writes them one after the other, and frees
-each copy after it has written it.
+Each rank copies its shards to the CPU. One thread writes the copies with torch.distributed.checkpoint, and frees each.
+torch's ``async_save`` would need a thread and a process group for each state dict, of weights and of the optimizer.
 """
 
 import copy
@@ -36,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rlprims.execution._protocol import sha256
+from rlprims._files import sha256
 from rlprims.execution.hf._adapters import check_base, frozen, is_adapted, sum_of_bits, trained
 from rlprims.execution.hf._models import adapter_of, save_adapter_of, shards_of
 from rlprims.execution.hf._train_state import TrainState
@@ -53,11 +51,9 @@ _ON_CPU = StagingOptions(
 class _Copy(NamedTuple):
     """A copy of a model's state at one moment, to be written to files."""
 
-    shards: dict[str, dict[str, Any]]
-    """State dicts on the CPU, by the names of their folders. Each is removed when its writing begins."""
+    shards: dict[str, dict[str, Any]]  # state dicts on the CPU, by folder; each is removed when its writing begins
     module: Any
-    adapter: dict[str, Tensor]
-    """The whole trained tensors, if the model has adapters; otherwise empty."""
+    adapter: dict[str, Tensor]  # the whole trained tensors, if the model has adapters
     update: int
 
 
@@ -66,8 +62,7 @@ class Saver:
 
     def __init__(self, *, timeout: float) -> None:
         self.rank = dist.get_rank()
-        # The thread has its own group, so that its collectives cannot mix with those of training. The backend is gloo,
-        # also if training uses NCCL, because the copies are on the CPU.
+        # The thread's own group, whose collectives cannot mix with training's; gloo, because the copies are on the CPU.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=partial(torch.set_num_threads, 1))
         self._writing: Future[dict[str, str]] | None = None
@@ -85,11 +80,7 @@ class Saver:
         return self._writing is not None and not self._writing.done()
 
     def result(self) -> dict[str, str]:
-        """Wait until the last save of this rank is written; returns the SHA-256 of its files, by their paths.
-
-        Raises:
-            OSError: a rank could not write, for example because its disk is full. The message has one line.
-        """
+        """Wait until the last save of this rank is written; returns the SHA-256 of its files, by their paths."""
         return {} if self._writing is None else self._writing.result()
 
     def _copy(self, state: TrainState, name: str) -> _Copy:
@@ -116,9 +107,9 @@ class Saver:
             failed, (cause, _) = next(iter(error.failures.items()))
             if not isinstance(cause, OSError | SafetensorError):
                 raise
-            raise OSError(f"{directory}: rank {failed}: {_one_line(cause)}") from error
+            raise OSError(f"{directory}: rank {failed}: {' '.join(str(cause).split())}") from error
         except (OSError, SafetensorError) as error:
-            raise OSError(f"{directory}: {_one_line(error)}") from error
+            raise OSError(f"{directory}: {' '.join(str(error).split())}") from error
 
     def _write_all(self, copies: dict[str, _Copy], directory: Path) -> dict[str, str]:
         mine: list[Path] = []
@@ -147,30 +138,18 @@ class Saver:
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Assign each tensor to a file, numbered from 1.
-
-    Files are small because safetensors needs memory for two more copies of a file while it writes the file.
-    """
+    """Assign each tensor to a small file, numbered from 1: safetensors needs memory for two copies of one."""
     begun = itertools.accumulate((x.numel() * x.element_size() for x in tensors.values()), initial=0)
     whole_file = FILE_BYTES * dist.get_world_size()
     return {name: 1 + begin // whole_file for name, begin in zip(tensors, begun, strict=False)}
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def load(train_state: TrainState, directory: Path, name: str) -> None:
-    """Read a checkpoint that a :class:`Saver` wrote, on any number of ranks.
-
-    Raises:
-        ValueError: the checkpoint has other tensors than the model, or was trained from another base model.
-    """
+    """Read a checkpoint that a :class:`Saver` wrote, on any number of ranks; a ValueError if it does not fit."""
     weights = _weights(train_state.module)
     _read(weights, shards_of(directory / name))
-    set_model_state_dict(
-        train_state.module, weights, options=StateDictOptions(strict=False)
-    )  # not strict: of tied weights only the first name is stored
+    of_tied = StateDictOptions(strict=False)  # of tied weights only the first name is stored
+    set_model_state_dict(train_state.module, weights, options=of_tied)
     if is_adapted(train_state.module):
         check_base(train_state.module, adapter_of(directory / name), checksum(train_state.module))
     train_state.update = json.loads((directory / f"{name}_optimizer.json").read_text())["update"]
@@ -182,11 +161,8 @@ def load(train_state: TrainState, directory: Path, name: str) -> None:
     _read(slots, slots_of_all)
     for key in (k for k in slots if k.endswith(".step")):
         slots[key] = slots[key].reshape(())
-    everything: dict[str, Any] = {
-        **get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT),
-        **slots,
-    }
-    set_optimizer_state_dict(train_state.module, train_state.optimizer, everything, options=_FLAT)
+    everything: Any = get_optimizer_state_dict(train_state.module, train_state.optimizer, options=_FLAT)
+    set_optimizer_state_dict(train_state.module, train_state.optimizer, everything | slots, options=_FLAT)
 
 
 def _read(tensors: dict[str, Any], directory: Path) -> None:

@@ -1,7 +1,6 @@
 """What is checked of the settings before Ray starts.
 
-vLLM checks the values of its options when an engine starts. Their names are read from its source, because its import
-takes many seconds.
+vLLM checks the values of its options when an engine starts. Their names are read from its source: its import is slow.
 """
 
 import ast
@@ -10,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlprims.execution import ModelConfig, RayConfig, RunNeeds
+from transformers import AutoConfig
+
+from rlprims.execution import ModelConfig, RayConfig, RunNeeds, Sampling
 from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._routes import routed_layers
@@ -25,29 +26,27 @@ _DECIDED = {
     "kv_cache_memory_bytes": "ray.kv_cache_bytes",
     "max_num_seqs": "model.max_rows_per_generation",
     "seed": "the run's seed",
-    "max_model_len": None,
-    "logprobs_mode": None,
-    "max_logprobs": None,
-    "worker_extension_cls": None,
-    "disable_log_stats": None,
+    **dict.fromkeys(("max_model_len", "logprobs_mode", "max_logprobs", "worker_extension_cls", "disable_log_stats")),
 }
 """Options that other settings decide, or None: this library needs one value."""
 _COPIES = "data_parallel"
 """The beginning of options by which vLLM runs several copies of a model."""
 _OTHER_PROCESSES = {"pipeline_parallel_size", "prefill_context_parallel_size", "nnodes"}
 """Options by which an engine has other processes than those of ``ray.tensor_parallel_size``."""
+_MOST_LOG_PROBS = 32_768
+"""Tokens of a vocabulary whose log-probs vLLM may return for each sampled token, as a Python object each."""
 
 
 def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
-    """Check that cluster and models fit together.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Raise a ValueError if cluster and models do not fit together."""
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
+    if cluster.engine == "vllm" and (sampling := run.get("sampling")) is not None:
+        _check_truncation(sampling, model)
     if run["algorithm"].needs_teacher:
         check_teacher_engine(cluster, model, temperature=run["temperature"])
+    if model.router_aux_loss_coef:
+        routed_layers(model.path, "router_aux_loss_coef: 0")
     if model.replay_routes:
         _check_routes(cluster, model)
 
@@ -55,18 +54,13 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
 def with_whole_paths(model: ModelConfig) -> ModelConfig:
     """Return the config with absolute paths of local model folders: a worker may have another working directory."""
 
-    def whole(path: str) -> str:
-        return str(Path(path).absolute()) if Path(path).exists() else path
+    def whole(path: Any) -> Any:
+        if isinstance(path, dict):
+            return {role: whole(each) for role, each in path.items()}
+        return str(Path(path).absolute()) if path is not None and Path(path).exists() else path
 
-    paths: dict[str, Any] = {
-        name: getattr(model, name) for name in ("path", "reference", "teacher", "critic", "reward")
-    }
-    changed = {
-        name: {role: whole(each) for role, each in path.items()} if isinstance(path, dict) else whole(path)
-        for name, path in paths.items()
-        if path is not None
-    }
-    return model.model_copy(update=changed)
+    names = ("path", "reference", "teacher", "critic", "reward")
+    return model.model_copy(update={name: whole(getattr(model, name)) for name in names})
 
 
 def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
@@ -77,10 +71,8 @@ def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
         place = f"ray.engine_options: {name}"
         if known and name not in known:
             near = get_close_matches(name, known, 3)
-            raise ValueError(
-                f"{place}: vLLM has no such option"
-                + (f"; use {', '.join(near)}" if near else "; its EngineArgs has the names")
-            )
+            fix = f"use {', '.join(near)}" if near else "its EngineArgs has the names"
+            raise ValueError(f"{place}: vLLM has no such option; {fix}")
         if name.startswith(_COPIES):
             raise ValueError(f"{place}: an engine here is one copy of the model; use ray.rollout_workers for several")
         if name in _OTHER_PROCESSES:
@@ -88,9 +80,21 @@ def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
                 f"{place}: an engine here is divided over devices by ray.tensor_parallel_size alone; use this, and "
                 "ray.rollout_workers for several engines"
             )
+        if name == "quantization":
+            raise ValueError(f"{place}: a quantized engine does not hold the weights that a sync sends; leave it out")
         if name in decided:
-            setting = decided[name]
-            raise ValueError(f"{place}: " + (f"use {setting}" if setting else "this library needs its own value"))
+            fix = f"use {decided[name]}" if decided[name] else "this library needs its own value"
+            raise ValueError(f"{place}: {fix}")
+
+
+def _check_truncation(sampling: Sampling, model: ModelConfig) -> None:
+    """Raise an error if the log-probs of a large vocabulary are needed to know which tokens the sampler kept."""
+    size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
+    if sampling.truncates and not sampling.top_k and size > _MOST_LOG_PROBS:
+        raise ValueError(
+            f"sampling: top_p and min_p without top_k ask vLLM for the log-probs of all {size} tokens of the "
+            "vocabulary at each sampled token; set sampling.top_k too, such as 1000"
+        )
 
 
 def _decided_for(cluster: RayConfig, model: ModelConfig) -> dict[str, str | None]:

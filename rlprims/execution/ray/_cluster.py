@@ -4,17 +4,18 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from rlprims.execution import ExecutionError
 
 WORKER_ENVIRONMENT = {
-    # Run the engine's core in the worker's process, so that its schedule is deterministic. (Tensor parallelism still
-    # starts child processes.)
+    # For a deterministic schedule, the engine's core runs in the worker. Tensor parallelism still starts processes.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -35,18 +36,38 @@ _DRIVER_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",  # actors with their own environment cannot use idle processes
     "RAY_memory_monitor_refresh_ms": "0",  # otherwise Ray may kill a worker because other processes use memory
+    "RAY_task_events_report_interval_ms": "0",  # otherwise the GCS keeps a record of each of 100,000 calls
 }
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+_LOOPBACK = "if its head listens on loopback only, set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
 _CONNECTING = 15.0
 """Seconds to wait for a TCP connection to the cluster's address."""
 
+T = TypeVar("T")
+Say: TypeAlias = Callable[[str], None]
+"""Shows the progress of a start to a person."""
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own, so that this thread can react to Ctrl-C and to a timeout."""
+    outcome = Future[T]()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
+
 
 def connect(
-    address: str | None, *, cpus: float, timeout: float = 60.0, say: Callable[[str], None] = lambda progress: None
-) -> None:
-    """Join the cluster at ``address`` or the cluster of ``RAY_ADDRESS``; without either, start one on this machine.
+    address: str | None, *, cpus: float, timeout: float = 60.0, say: Say = lambda progress: None
+) -> Path | None:
+    """Join the cluster at ``address`` or in ``RAY_ADDRESS``, else start one here with ``cpus`` (logical) CPUs or more.
 
-    A new cluster has at least ``cpus`` (logical) CPUs.
+    Returns the folder of a cluster that was started here.
 
     Raises:
         ExecutionError: the address does not answer within ``timeout`` seconds, or Ray does not start.
@@ -61,17 +82,17 @@ def connect(
     import ray
 
     if ray.is_initialized():
-        return
+        return None
     if address is None:
         say("ray: starting a cluster on this machine")
-        _begin(cpus)
-    else:
-        say(f"ray: joining the cluster at {address}")
-        _join(address, named, timeout)
+        return _begin(cpus)
+    say(f"ray: joining the cluster at {address}, for at most {timeout:g} s")
+    _join(address, named, timeout)
+    return None
 
 
-def _begin(cpus: float) -> None:
-    """Start a private cluster on this machine, next to any other clusters."""
+def _begin(cpus: float) -> Path:
+    """Start a private cluster on this machine, next to any other clusters; returns its folder."""
     import ray
     from ray._private import ray_constants
 
@@ -81,6 +102,7 @@ def _begin(cpus: float) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray writes one into the home directory
     # Ray read this variable when it was imported, before it was set above.
     ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, False)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Ray's processes outlive a dropped connection
     try:
         ray.init(
             address="local",  # Ray's file may name a cluster that has ended, or the cluster of another user
@@ -90,7 +112,11 @@ def _begin(cpus: float) -> None:
             logging_level=logging.ERROR,
         )
     except Exception as error:  # on a busy machine Ray raises a plain Exception
-        raise ExecutionError(f"no cluster could be started on this machine: {_first_line(error)}") from error
+        fix = "; set RAY_TMPDIR to a short path" if "AF_UNIX" in str(error) else ""
+        raise ExecutionError(f"no cluster could be started on this machine: {_first_line(error)}{fix}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
 def _join(address: str, named: str, timeout: float) -> None:
@@ -105,21 +131,11 @@ def _join(address: str, named: str, timeout: float) -> None:
             socket.create_connection((match[1], int(match[2])), min(timeout, _CONNECTING)).close()
         except (OSError, OverflowError) as error:
             raise ExecutionError(f"{shown}: no Ray cluster is there ({error}); {other}") from None
-    outcome: Future[None] = Future()
-
-    def init() -> None:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            outcome.set_result(None)
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    # Ray runs in another thread, so that this thread can react to Ctrl-C and to the timeout.
-    threading.Thread(target=init, daemon=True).start()
+    options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        outcome.result(timeout)
+        in_thread(lambda: ray.init(**options)).result(timeout)
     except TimeoutError:
-        raise ExecutionError(f"{shown}: expected an answer from Ray within {timeout:g} s, got none; {other}") from None
+        raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {_LOOPBACK}; {other}") from None
     except Exception as error:
         if "RAY_AUTH_MODE" not in os.environ:  # Ray sends its token to an address only if this is set
             other = f"if the cluster has a token, set RAY_AUTH_MODE=token; otherwise {other}"

@@ -1,13 +1,13 @@
 """The engine of transformers, which shows what a rollout worker needs of an engine."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, Sampling
@@ -18,10 +18,7 @@ from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums, dif
 
 
 class ModelEngine:
-    """Samples with the model's forward pass, as the local execution does. A step samples one call completely.
-
-    A rollout worker calls its public methods. :class:`rlprims.execution.ray._vllm.VllmEngine` has the same ones.
-    """
+    """Samples with the model's forward pass, as the local execution does, with the methods of ``VllmEngine``."""
 
     joins = False
     """Whether new requests join the batch of the running ones, and running requests continue after new weights."""
@@ -29,9 +26,8 @@ class ModelEngine:
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
         self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
         self.device = next(self.module.parameters()).device
-        self._generation = Generation(
-            self.module, tokenizer, max_rows=model.max_rows_per_generation, routes=model.replay_routes
-        )
+        rows = model.max_rows_per_generation
+        self._generation = Generation(self.module, tokenizer, max_rows=rows, routes=model.replay_routes)
         self._calls: dict[int, Callable[[], DataProto]] = {}
         self.version = 0
 
@@ -40,10 +36,7 @@ class ModelEngine:
         self._calls[call] = partial(self._generation.generate, prompts, sampling, seed=seed, prompt_width=prompt_width)
 
     def step(self) -> dict[int, DataProto]:
-        """Sample the next tokens; returns the calls whose responses are all complete, by their numbers.
-
-        The column ``versions`` (B, T) has the version of the weights that sampled each token.
-        """
+        """Sample the next tokens, here of one call completely; returns the complete calls, by their numbers."""
         call = next(iter(self._calls))
         rows = self._calls.pop(call)()
         rows["versions"] = torch.full(rows["responses"].shape, self.version)
@@ -68,17 +61,13 @@ class ModelEngine:
         self.module.to(self.device)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        """Sample responses of the batch's lengths with the engine's own ``generate``, so that its time can be compared.
-
-        With ``sampling`` the requests have seeds and ask for log-probs, as those of :meth:`begin` do. Returns False if
-        the engine has no such function.
-        """
+        """Sample responses of the batch's lengths with the engine's own ``generate``; False if there is none."""
         return False
 
     @torch.no_grad()
     def score(self, tokens: list[int]) -> list[float]:
         """Return the log-prob of each token except the first, at temperature 1."""
-        ids = torch.tensor([tokens], device=next(self.module.parameters()).device)
+        ids = torch.tensor([tokens], device=self.device)
         log_probs = torch.log_softmax(self.module(ids).logits[0].float(), -1)
         scores: list[float] = log_probs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
         return scores
@@ -86,17 +75,10 @@ class ModelEngine:
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the tensors of an adapter."""
-        missing = trained(self.module)
-        for name, tensor in weights:
-            missing.pop(name).copy_(tensor)
-        if missing:
-            raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+        _copy(weights, trained(self.module))
 
     def open(self, info: dict[str, Any]) -> None:
-        """Connect to the sender of whole weights, before the first transfer.
-
-        A transfer calls ``start_update``, ``update`` and ``finish_update``. The worker runs no step meanwhile.
-        """
+        """Connect to the sender of whole weights. A transfer then calls the next three; no step runs meanwhile."""
         self._wire = Receiver(Endpoint(**info))
 
     def start_update(self) -> None:
@@ -104,13 +86,12 @@ class ModelEngine:
 
     @torch.no_grad()
     def update(self, info: dict[str, Any]) -> None:
-        missing = parameters(self.module)
-        for part in self._wire.parts(info["parts"]):
-            self._received |= checksums(part)
-            for name, tensor in part.items():
-                missing.pop(name).copy_(tensor)
-        if missing:
-            raise ValueError(f"no weights came for {sorted(missing)[:3]}")
+        def received() -> Iterator[tuple[str, Tensor]]:
+            for part in self._wire.parts(info["parts"]):
+                self._received |= checksums(part)
+                yield from part.items()
+
+        _copy(received(), parameters(self.module))
 
     def finish_update(self, version: int) -> Sums:
         """Use the new weights; returns the checksums of the received tensors."""
@@ -124,6 +105,13 @@ class ModelEngine:
     def mismatched_tensors(self, sent: Sums) -> list[str]:
         """Return the names of the engine's tensors whose checksums differ from those of the sent tensors."""
         return differences(sent, [checksums(parameters(self.module))], {})
+
+
+def _copy(weights: Iterable[tuple[str, Tensor]], missing: dict[str, nn.Parameter]) -> None:
+    for name, tensor in weights:
+        missing.pop(name).copy_(tensor)
+    if missing:
+        raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from rlprims.execution.ray._worker_group import SCORED
 
 if TYPE_CHECKING:
     from rlprims.execution.ray._vllm import VllmEngine
+    from rlprims.execution.ray._vllm_scorer import VllmScorer
 
 Arrays = Mapping[str, tuple[str, np.ndarray]]
 """Weights by name, each with the name of its dtype."""
@@ -35,11 +36,20 @@ class Built(NamedTuple):
     joins: bool
 
 
+def _of_engine(verb: str, *, counts: bool = False) -> Any:
+    """A method that calls this one of the engine; ``counts``: its work is in the reports."""
+
+    def call(worker: "RolloutWorker", *args: Any) -> Any:
+        return getattr(worker.engine, verb)(*args)
+
+    call.__name__ = verb
+    return first(metered(call) if counts else call)
+
+
 class RolloutWorker(Observed):
     """A Ray actor that holds an engine. The engine samples the responses of several calls together.
 
-    All methods run in the thread of one event loop. Between two steps of the engine, new calls begin and finished calls
-    return. So if :meth:`ping` does not return, the engine hangs.
+    One event loop runs all methods. Calls begin and return between steps: if :meth:`ping` does not, the engine hangs.
     """
 
     engine: "ModelEngine | VllmEngine"
@@ -72,19 +82,21 @@ class RolloutWorker(Observed):
     def load(self, weights: Arrays, version: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns of read-only arrays; they are only read
-            self.engine.load((name, _as_tensor(dtype, array)) for name, (dtype, array) in weights.items())
+            tensors = {name: torch.from_numpy(array) for name, (_, array) in weights.items()}
+            self.engine.load((name, x.view(getattr(torch, weights[name][0]))) for name, x in tensors.items())
         self.engine.version = version
 
-    @first
-    def open(self, info: dict[str, Any]) -> None:
-        self.engine.open(info)
+    open = _of_engine("open")
+    abandon_update = _of_engine("abandon_update")
+    mismatched_tensors = _of_engine("mismatched_tensors")
+    sample_plainly = _of_engine("sample_plainly")
+    score = _of_engine("score")
+    sleep = _of_engine("sleep", counts=True)
+    wake = _of_engine("wake", counts=True)
 
     @first
     async def start_update(self) -> None:
-        """Prepare for new weights. The engine runs no step until the update is complete.
-
-        With ``running_requests: wait`` the calls that have begun are completed first.
-        """
+        """Prepare for new weights: no step runs until they are there, and with ``wait`` the begun calls end before."""
         self._admits.clear()
         if self._completes_calls and self._serving is not None:
             await asyncio.wait([self._serving])
@@ -115,40 +127,10 @@ class RolloutWorker(Observed):
         return received
 
     @first
-    def abandon_update(self) -> None:
-        self.engine.abandon_update()
-
-    @first
-    def mismatched_tensors(self, sent: Sums) -> list[str]:
-        return self.engine.mismatched_tensors(sent)
-
-    @first
-    @metered
-    def sleep(self, level: int) -> None:
-        self.engine.sleep(level)
-
-    @first
-    @metered
-    def wake(self) -> None:
-        self.engine.wake()
-
-    @first
-    def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
-        return self.engine.sample_plainly(batch, sampling)
-
-    @first
-    def score(self, tokens: list[int]) -> list[float]:
-        return self.engine.score(tokens)
-
-    @first
     async def generate(
         self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int | None, versions: bool
     ) -> DataProto:
-        """Sample a response to each prompt; returns when all responses are complete.
-
-        The column ``weights_version`` has the oldest version of the weights that sampled a response. With ``versions``
-        the column ``versions`` has the version of each token.
-        """
+        """Sample a response to each prompt, with the oldest version of its tokens; ``versions``: and with all."""
         await self._admits.wait()
         number = next(self._numbers)
         self.engine.begin(number, prompts, sampling, seed=seed, prompt_width=prompt_width)
@@ -198,16 +180,12 @@ class RolloutWorker(Observed):
         """Return at once. The answer shows that the engine does not hang."""
 
 
-def _as_tensor(dtype: str, array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array).view(getattr(torch, dtype))
-
-
 class TeacherWorker(Observed):
     """One engine with the whole teacher. Engines do not know each other: each scores its part of a batch."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
-        self.engine: Any = None
+        self.engine: VllmScorer | None = None
 
     @everywhere
     def build(self, cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
@@ -224,16 +202,14 @@ class TeacherWorker(Observed):
     @split(SCORED)
     @metered
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        log_probs: Tensor = self._scorer(batch).log_probs(batch)
-        return log_probs
+        return self._scorer(batch).log_probs(batch)
 
     @split(SCORED | {"topk_ids"})
     @metered
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        top: DataProto = self._scorer(batch).top(batch, size)
-        return top
+        return self._scorer(batch).top(batch, size)
 
-    def _scorer(self, batch: DataProto) -> Any:
+    def _scorer(self, batch: DataProto) -> "VllmScorer":
         if self.engine is None:
             raise ValueError("no teacher was loaded: the algorithm does not read teacher_log_probs")
         if "kept_counts" in batch:

@@ -25,11 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from rlprims.execution import ModelConfig, RayConfig
 from rlprims.execution.hf import Ranks
-from rlprims.execution.hf._models import (
-    empty_causal_lm,
-    load_causal_lm,
-    usable_device,
-)
+from rlprims.execution.hf._models import empty_causal_lm, load_causal_lm, usable_device
 from rlprims.execution.ray._tensor_parallel import divide
 
 _CPU = torch.device("cpu")
@@ -38,10 +34,7 @@ _CPU = torch.device("cpu")
 def join(
     rank: int, size: int, address: tuple[str, int], listener: socket.socket | None, *, device: str, timeout: float
 ) -> None:
-    """Create the process group of all ranks; rank 0 passes the ``listener`` of the store's address.
-
-    If a rank dies or hangs, the collectives of the others raise an error within the timeout.
-    """
+    """Create the process group of all ranks; rank 0 passes the ``listener`` of the store's address."""
     # With ray.cpu_offload the ranks of GPUs also exchange tensors that are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     limit = timedelta(seconds=timeout)
@@ -69,8 +62,7 @@ def time_all_reduce(size: int, device: torch.device) -> tuple[str, float, bool]:
 def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -> Ranks:
     """Return the functions by which this process shards a model with the other ranks.
 
-    A module computes in ``ray.mixed_precision`` or else in ``dtype``. If both are None, it computes in the dtype of its
-    weights.
+    A module computes in ``ray.mixed_precision``, else in ``dtype``, else in the dtype of its weights.
     """
     mesh, tensor = _meshes(config, size, device)
     name = config.mixed_precision or dtype
@@ -81,14 +73,15 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
     def shard(module: nn.Module) -> nn.Module:
         if tensor is not None:
             divide(module, tensor)
-        blocks = [m for m in module.modules() if type(m).__name__ in _block_names(module)]
+        names = set(getattr(module, "_no_split_modules", None) or ())
+        blocks = [m for m in module.modules() if type(m).__name__ in names]
         if config.activation_checkpointing:
             kinds = tuple({type(block) for block in blocks})
             apply_activation_checkpointing(module, check_fn=lambda m: isinstance(m, kinds))
         for block in blocks:
             fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
-        module.within = _call  # type: ignore[assignment]
+        module.within = lambda compute: compute()  # type: ignore[assignment]
         register_fsdp_forward_method(module, "within")
         return module
 
@@ -96,7 +89,7 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
         empty = empty_causal_lm(path, model)
         if empty is None:
             return shard(load_causal_lm(path, model))
-        where = torch.device("cpu") if config.cpu_offload else usable_device(model)
+        where = _CPU if config.cpu_offload else usable_device(model)
         return _filled(shard(empty), Path(path), where)
 
     def largest(number: int) -> int:
@@ -112,14 +105,15 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
         module.set_requires_gradient_sync(last or config.reduce_gradients == "every_micro_batch")
         module.set_is_last_backward(last)
 
-    return Ranks(size // config.training_tensor_parallel, shard, load, largest, within, reduce_next)
+    def total(x: Tensor) -> Tensor:
+        dist.all_reduce(x := x.clone())
+        return x // config.training_tensor_parallel
+
+    return Ranks(size // config.training_tensor_parallel, shard, load, largest, within, reduce_next, total)
 
 
 def _meshes(config: RayConfig, size: int, device: str) -> tuple[DeviceMesh, DeviceMesh | None]:
-    """Return the mesh over which FSDP2 shards, and the mesh of the ranks that divide layers (or None).
-
-    If there are several copies of the weights, the first dimension of FSDP2's mesh numbers the copies.
-    """
+    """The mesh of FSDP2, whose first dimension may number copies of the weights; and of divided layers, or None."""
     tensor, sharers = config.training_tensor_parallel, config.shard_over or size
     sizes = {"copies": size // sharers, "shards": sharers // tensor, "tensor": tensor}
     sizes = {name: count for name, count in sizes.items() if count > 1 or name == "shards"}
@@ -130,32 +124,21 @@ def _meshes(config: RayConfig, size: int, device: str) -> tuple[DeviceMesh, Devi
 
 
 def _filled(module: nn.Module, folder: Path, device: torch.device) -> nn.Module:
-    """Load the shards of a module without data from the files of a Hugging Face model.
-
-    Each rank reads only its own parts of the tensors.
-    """
+    """Fill a module without data from the files of a Hugging Face model. Each rank reads only its own parts."""
     names: dict[int, str] = {}
     filled: dict[str, nn.Parameter] = {}
     for name, empty in module.state_dict(keep_vars=True).items():
         first = names.setdefault(id(empty), name)  # tied parameters stay tied
-        filled[name] = (
-            filled[first]
-            if first != name
-            else nn.Parameter(torch.empty_like(empty, device=device), requires_grad=empty.requires_grad)
-        )
+        if first == name:
+            x = torch.empty_like(empty, device=device)
+            filled[name] = nn.Parameter(x, requires_grad=empty.requires_grad)
+        else:
+            filled[name] = filled[first]
     with torch.no_grad():
         stored: Any = {name: filled[name].detach() for name in names.values()}
         load_shards(stored, storage_reader=HuggingFaceStorageReader(str(folder)))
     module.load_state_dict(filled, assign=True)
     return module
-
-
-def _call(compute: Callable[[], Any]) -> Any:
-    return compute()
-
-
-def _block_names(module: nn.Module) -> set[str]:
-    return set(getattr(module, "_no_split_modules", None) or ())
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -174,22 +157,16 @@ class Shard(NamedTuple):
     device: torch.device
 
     def whole(self, device: torch.device = _CPU, dtype: torch.dtype | None = None) -> Tensor:
-        """Gather the shards of all ranks on ``device``. This is a collective: every rank must call it.
-
-        With ``dtype`` the shards are cast first, so that fewer bytes are gathered if it is smaller.
-        """
+        """Gather the shards of all ranks on ``device``, cast first to ``dtype``. Every rank must call it."""
         if self.of is None:
             return self.local.to(device=device, dtype=dtype)
-        layout = self.of
-        sharded = DTensor.from_local(
-            self.local.to(device=self.device, dtype=dtype),
-            layout.device_mesh,
-            layout.placements,
-            run_check=False,
-            shape=layout.shape,
-            stride=layout.stride(),
-        )
-        return sharded.full_tensor().to(device)
+        return _sharded_like(self.of, self.local.to(device=self.device, dtype=dtype)).full_tensor().to(device)
+
+
+def _sharded_like(x: DTensor, local: Tensor) -> DTensor:
+    """A DTensor with the layout of ``x`` and another local tensor."""
+    shape, stride = x.shape, x.stride()
+    return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=shape, stride=stride)
 
 
 def shard_of(parameter: Tensor, *, copy: bool = True) -> Shard:
@@ -197,12 +174,5 @@ def shard_of(parameter: Tensor, *, copy: bool = True) -> Shard:
     if not isinstance(parameter, DTensor):
         return Shard(parameter.detach().to("cpu", copy=copy), None, parameter.device)
     local = parameter.to_local().detach()
-    layout = DTensor.from_local(
-        torch.empty_like(local, device="meta"),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    layout = _sharded_like(parameter, torch.empty_like(local, device="meta"))
     return Shard(local.to("cpu", copy=copy), layout, local.device)

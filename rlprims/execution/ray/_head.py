@@ -1,20 +1,18 @@
 """Wait for workers, and notice if the cluster's head is lost, or if a start takes too long.
 
-Without its head (the GCS) Ray starts no worker and reports no death of one. Ray itself waits a minute for the head, and
-then ends the driver.
+Without its head (the GCS) Ray starts no worker and reports no death of one; after a minute it ends the driver.
 """
 
 import atexit
-import concurrent.futures
 import errno
 import math
 import os
+import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -22,6 +20,7 @@ import ray
 from ray.util.client import ray as client
 
 from rlprims.execution import ExecutionError
+from rlprims.execution.ray._cluster import in_thread
 
 _CHECK_INTERVAL = 2.0
 """Seconds between two connections to the head."""
@@ -33,7 +32,6 @@ _PATIENCE = 10.0
 """Seconds for which the head may be unreachable."""
 _RAY_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-
 
 T = TypeVar("T")
 
@@ -54,6 +52,8 @@ class ClusterHead:
 
     def __init__(self) -> None:
         self.watch()
+        self.session: Any = None  # the folder of a cluster that was started here
+        self.failed = True  # until a run is complete
 
     def watch(self) -> None:
         """Begin to watch the head of a cluster."""
@@ -67,11 +67,7 @@ class ClusterHead:
         self.patience = max(_PATIENCE, float(os.environ.get(_RAY_PATIENCE, "60")) - _PATIENCE)
 
     def check(self) -> None:
-        """Connect to the head if the last time is long ago.
-
-        Raises:
-            ClusterLost: it could not be reached for longer than its patience.
-        """
+        """Connect to the head if the last time is long ago; raise ClusterLost if it was out of reach for too long."""
         now = time.monotonic()
         if now - self._tried < _CHECK_INTERVAL or client.is_connected() or not ray.is_initialized():
             return
@@ -104,6 +100,9 @@ def _end() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(2)
+    if HEAD.session is not None and not HEAD.failed:  # after a complete run nothing of its cluster stays behind
+        ray.shutdown()
+        shutil.rmtree(HEAD.session, ignore_errors=True)
 
 
 HEAD = ClusterHead()
@@ -114,26 +113,18 @@ _START: ContextVar[_Start | None] = ContextVar("start", default=None)
 def start(function: Callable[[], T], seconds: float, begun: float) -> T:
     """Call a function that starts workers; it must be complete ``seconds`` after ``begun``, by the monotonic clock.
 
-    It runs in a thread, because some calls of Ray wait for the head, and nothing can interrupt them.
-
-    Raises:
-        ClusterLost: the head of the cluster was lost.
-        ExecutionError: the function takes too long.
+    It runs in a thread, because nothing can interrupt a call of Ray that waits for the head. Errors: as :func:`wait`.
     """
-    limit, outcome = _Start(seconds, begun), Future[T]()
+    limit = _Start(seconds, begun)
     HEAD.watch()
 
-    def run() -> None:
+    def limited() -> T:
         _START.set(limit)
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
+        return function()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    outcome = in_thread(limited)
     try:
-        while not _done(outcome):
+        while not wait_for([outcome], timeout=_WAIT_SLICE).done:
             HEAD.check()
             if time.monotonic() >= limit.end + _RELEASE_SECONDS:
                 raise ExecutionError(f"Ray does not answer within ray.start_timeout={seconds:g} s{_lost_nodes()}")
@@ -141,13 +132,8 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
     except BaseException:  # Ctrl-C, too
         limit.end = -math.inf  # the function waits no longer, and releases what it has
         if not HEAD.lost:
-            thread.join(_RELEASE_SECONDS)
+            wait_for([outcome], timeout=_RELEASE_SECONDS)
         raise
-
-
-def _done(outcome: Future[Any]) -> bool:
-    """Wait for a short time; returns whether there is an outcome."""
-    return bool(concurrent.futures.wait([outcome], timeout=_WAIT_SLICE).done)
 
 
 def end_of_start() -> float:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import ray
 
+from rlprims._files import details_of
 from rlprims.data_proto import DataProto
 from rlprims.execution import RayConfig, Sampling
 from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
@@ -42,11 +43,8 @@ class Wire:
     """Sends the whole model from the ranks' shards to all engines at once, one layer at a time."""
 
     def __init__(self, trainers: WorkerGroup, processes: int, dtype: str | None, backend: str = "gloo") -> None:
-        self.trainers = trainers
-        self.processes = processes  # the number of processes of each engine
-        self.dtype = dtype  # the dtype of the engines; None: the dtype of the trained weights
-        self.name = self.backend = backend
-        self.one_at_a_time = threading.Lock()
+        self.trainers, self.name, self.one_at_a_time = trainers, backend, threading.Lock()
+        self.processes, self.dtype = processes, dtype  # of each engine; no dtype: that of the trained weights
 
     def take(self) -> None:
         self.trainers.call(TrainingWorker.snapshot).result()
@@ -58,15 +56,10 @@ class Wire:
             well = {rank: worker for rank, worker in workers.items() if rank not in failures}
             if not well:
                 return failures, {}
-            sent, received, broken = self.trainers.call(
-                TrainingWorker.send_weights,
-                well,
-                backend=self.backend,
-                processes=self.processes,
-                dtype=self.dtype,
-                version=version,
-                timeout=timeout,
-            ).result(3 * timeout)[0]  # rank 0 may wait this long for the engines before it answers
+            how: Any = {"backend": self.name, "processes": self.processes, "dtype": self.dtype}
+            how |= {"version": version, "timeout": timeout}
+            sending = self.trainers.call(TrainingWorker.send_weights, well, **how)
+            sent, received, broken = sending.result(3 * timeout)[0]  # so long rank 0 may wait for the engines
             if broken:
                 return failures | broken, {}
             incomplete = {rank for rank, sums in received.items() if sums != sent}
@@ -82,9 +75,7 @@ returns the errors of the workers that failed, and the checksums of the sent ten
 class Rollouts:
     """Rollout workers, each of which is replaced if it dies or hangs.
 
-    The new worker gets the newest weights from the training ranks, and the prompts of the lost one from the stream,
-    which keeps them. A sample is a function of (weights, seed, sample id), so the batch is the same as without the
-    failure.
+    The new worker gets the newest weights from the ranks, and the prompts of the lost one from the stream.
     """
 
     def __init__(
@@ -98,8 +89,7 @@ class Rollouts:
     ) -> None:
         self.start = start  # start(rank) returns a new worker, and the pending call that builds its engine
         self.cluster, self.delivery, self.timeout = cluster, delivery, cluster.call_timeout
-        self.replacements = 0
-        self.version = 0
+        self.replacements = self.version = 0
         self.sent: Sums = {}
         self.check: Callable[[Sequence[float]], str | None] = lambda scores: None
         self.probe: list[int] = []
@@ -107,22 +97,17 @@ class Rollouts:
         self.one_at_a_time = threading.RLock()  # for transfers of weights, and streams that end before one
         started = [start(rank) for rank in range(count)]
         self.workers = [worker for worker, _ in started]
-        built = [
-            fetch(building, self.name_of(rank), cluster.start_timeout) for rank, (_, building) in enumerate(started)
-        ]
+        timeout = cluster.start_timeout
+        built = [fetch(building, self.name_of(rank), timeout) for rank, (_, building) in enumerate(started)]
         self.frees_memory = all(engine.frees_memory for engine in built)  # whether engines free memory when they sleep
         self.joins = all(engine.joins for engine in built)
-        # Twice the rows that an engine samples at once, so that it does not wait for the driver. An engine that cannot
-        # join requests gets one call at a time.
+        # Twice what an engine samples at once, so that it does not wait for the driver; 0: one call at a time.
         self.rows_of_an_engine = 2 * max_rows if self.joins else 0
 
     def sync(self, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]) -> None:
         """Send the newest weights to every worker, check them, and replace the workers that fail.
 
         ``check`` gets a worker's log-probs of the tokens ``probe``; it returns an error as text, or None.
-
-        Raises:
-            WorkerLost: a replacement fails, too, or there were ``max_replacements`` already.
         """
         self.version, self.probe, self.check = version, probe, check
         self.send()
@@ -135,9 +120,7 @@ class Rollouts:
             # A transfer that fails for one worker fails for all, so all that are not lost get the weights again.
             again = {rank: self.workers[rank] for rank, error in failed.items() if not isinstance(error, WorkerLost)}
             if again:
-                log.warning(
-                    "weights did not reach %s; they are sent again", ", ".join(self.name_of(rank) for rank in again)
-                )
+                log.warning("weights did not reach %s; they are sent again", ", ".join(map(self.name_of, again)))
                 failed = {rank: error for rank, error in failed.items() if rank not in again} | self._deliver(again)
             checks = {rank: self._ask(rank) for rank in everyone if rank not in failed}
             for rank, asked in checks.items():
@@ -146,22 +129,15 @@ class Rollouts:
                 except (WorkerError, WorkerLost) as error:
                     failed[rank] = error
             for rank, reason in failed.items():
-                self.replace(rank, str(reason), counts=not isinstance(reason, BrokenWith))
+                self.replace(rank, reason, counts=not isinstance(reason, BrokenWith))
 
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
-        """Time the engines' own ``generate`` on the prompts of a batch, divided equally.
-
-        Returns seconds, or None if the engines have no such function.
-        """
+        """See :meth:`rlprims.execution.ray.RayExecution.time_plain_sampling`. The batch is divided equally."""
         begun = time.perf_counter()
-        parts = zip(self.workers, self.equal_parts(batch), strict=False)
-        asked = [worker.sample_plainly.remote(part, sampling) for worker, part in parts]
+        parts = batch.split(max(1, -(-len(batch) // len(self.workers)))) or [batch]
+        asked = [self.workers[i].sample_plainly.remote(part, sampling) for i, part in enumerate(parts)]
         sampled = [fetch(ref, self.name_of(rank), self.timeout) for rank, ref in enumerate(asked)]
         return time.perf_counter() - begun if all(sampled) else None
-
-    def equal_parts(self, prompts: DataProto) -> list[DataProto]:
-        """Divide a batch into parts of equal size, at most one for each worker."""
-        return prompts.split(max(1, -(-len(prompts) // len(self.workers)))) or [prompts]
 
     def sleep(self, level: int) -> None:
         """Free the engines' memory. :meth:`wake` replaces a lost worker, because until then ranks use its device."""
@@ -169,7 +145,7 @@ class Rollouts:
 
     def wake(self) -> None:
         for rank, error in self._all_but_lost("wake").items():
-            self.replace(rank, str(error))
+            self.replace(rank, error)
 
     def _all_but_lost(self, method: str, *args: Any) -> Failures:
         """Call a method of all workers; returns the errors of the workers that were lost."""
@@ -183,6 +159,9 @@ class Rollouts:
     def stop(self) -> None:
         """Stop all workers. A thread that waits for responses gets an error."""
         self.stopped = True
+        if self.cluster.tensor_parallel_size > 1:  # a process that is killed leaves the shared memory of its children
+            ended = [worker.__ray_terminate__.remote() for worker in self.workers]
+            ray.wait(ended, num_returns=len(ended), timeout=10.0)
         for worker in self.workers:
             ray.kill(worker)
 
@@ -204,18 +183,18 @@ class Rollouts:
         if wrong is not None:
             raise WorkerError(f"{self.name_of(rank)} does not have the weights it was sent: {wrong}")
 
-    def replace(self, rank: int, reason: str, *, counts: bool = True) -> None:
-        """Replace a lost worker. The new worker is used only after it has the newest weights.
+    def replace(self, rank: int, reason: Exception, *, counts: bool = True) -> None:
+        """Replace a lost worker by a new one, which gets the newest weights first.
 
-        With ``counts=False`` the replacement does not count towards ``max_replacements``: use it for a worker that only
-        failed because another one was lost.
+        Without ``counts`` it is not one of ``max_replacements``: for a worker that failed because another one was lost.
         """
         if self.stopped:
             raise WorkerLost(f"{self.name_of(rank)}: stopped")
         if counts and self.replacements == self.cluster.max_replacements:
-            raise WorkerLost(f"{self.name_of(rank)}: {reason}; {self.replacements} were replaced already")
+            raise WorkerLost(f"{reason}; {self.replacements} were replaced already") from reason
         self.replacements += counts
-        log.warning("%s: %s; it is replaced", self.name_of(rank), reason)
+        details = details_of(reason)
+        log.warning("%s; it is replaced%s", reason, f"; details: {details}" if details else "")
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
         fetch(building, self.name_of(rank), self.cluster.start_timeout)
@@ -249,7 +228,6 @@ class DeviceSharing:
         self.engines_awake = True
 
     def give_to_ranks(self) -> None:
-        """Give the devices to the training ranks."""
         if self.level is None or not self.engines_awake:
             return
         self.rollouts.sleep(self.level)

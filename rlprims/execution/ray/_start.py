@@ -1,7 +1,6 @@
 """The start of an execution on a cluster: placement groups for the pools, and the workers of each."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from rlprims.algorithms import Algorithm
 from rlprims.execution import ExecutionError, ModelConfig, OptimizerConfig, RayConfig, RunNeeds
 from rlprims.execution._ray_config import PoolConfig, backend_of
 from rlprims.execution.hf._models import device_of
-from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT
+from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, Say
 from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
 from rlprims.execution.ray._head import HEAD, end_of_start
 from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
@@ -24,12 +23,10 @@ from rlprims.execution.ray._worker_group import Pending, Place, WorkerGroup
 class Workers(NamedTuple):
     """The workers of an execution."""
 
-    pools: dict[str, WorkerGroup]
-    """The training ranks, by pool."""
+    pools: dict[str, WorkerGroup]  # the training ranks
     teachers: WorkerGroup
     rollouts: Rollouts
-    context_window: int
-    """Of the policy."""
+    context_window: int  # of the policy
 
 
 def start_workers(
@@ -40,7 +37,7 @@ def start_workers(
     held: ExitStack,
     *,
     tokenizer: Any,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Workers:
     """Start all workers, and load their models. ``held`` stops them when it is closed."""
     backend = backend_of(cluster, device_of(model).type)
@@ -69,25 +66,17 @@ def start_workers(
         worker = begun.pop() if begun else process(rank)
         return worker, worker.build.remote(cluster, model, tokenizer, window, backend)
 
-    delivery = _delivery(cluster, model, pools["main"], backend)
+    delivery: Delivery = Adapters(pools["main"])
+    if model.engine_lora is None:  # in the dtype of the engine: vLLM uses mixed_precision, ``hf`` always model.dtype
+        dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
+        delivery = Wire(pools["main"], cluster.tensor_parallel_size, dtype, backend)
     rollouts = Rollouts(start, count, cluster, delivery, max_rows=model.max_rows_per_generation)
     held.callback(rollouts.stop)
     return Workers(pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window)
 
 
-def _delivery(cluster: RayConfig, model: ModelConfig, trainers: WorkerGroup, backend: str) -> Delivery:
-    if model.engine_lora is not None:
-        return Adapters(trainers)
-    # In the dtype of the engine: vLLM uses mixed_precision, the engine ``hf`` always model.dtype.
-    dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
-    return Wire(trainers, cluster.tensor_parallel_size, dtype, backend)
-
-
 def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Place]:
-    """Reserve a placement group for every pool; returns the start arguments of the pools' workers, by pool.
-
-    ``held`` removes the groups when it is closed.
-    """
+    """Reserve a placement group for every pool, which ``held`` removes; returns where each pool's workers start."""
     places = {}
     on_cpu = device_of(model).type == "cpu"
     for name, pool in cluster.all_pools.items():
@@ -111,17 +100,12 @@ def start_training(
     of_engines = {"rollout", *(["teacher"] if cluster.teacher_engine == "vllm" else [])}
     roles = {"actor": "main", **cluster.roles.model_dump(exclude=of_engines)}
     groups, building = dict[str, WorkerGroup](), {}
+    timeout, same_rows = cluster.training_timeout, cluster.training_tensor_parallel
     for name in dict.fromkeys(roles.values()):
         count = cluster.training_workers if name == "main" else cluster.pools[name].workers
         shown = "training" if name == "main" else name
-        groups[name] = WorkerGroup(
-            TrainingWorker,
-            count,
-            places[name],
-            name=shown,
-            timeout=cluster.training_timeout,
-            same_rows=cluster.training_tensor_parallel,
-        )
+        place = places[name]
+        groups[name] = WorkerGroup(TrainingWorker, count, place, name=shown, timeout=timeout, same_rows=same_rows)
         held.callback(groups[name].stop)
     for name, group in groups.items():
         address = group.call(TrainingWorker.address).result(cluster.start_timeout)
@@ -143,19 +127,18 @@ def start_teacher(
 
 
 def reserve(pool: PoolConfig, *, timeout: float) -> Any:
-    """Reserve a placement group with one bundle for each worker.
-
-    Raises:
-        ExecutionError: the cluster has too few free resources. The message has the requested and the free ones.
-    """
+    """Reserve a placement group with one bundle for each worker; an ExecutionError if the cluster has no room."""
     bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
     group = placement_group([bundle] * pool.workers, strategy=pool.placement)
+    end = time.monotonic() + timeout
     try:
-        if not _placed(group, timeout):  # Ray raises no error for a group that can never be placed
-            raise ExecutionError(
-                f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the cluster "
-                f"has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
-            )
+        while not group.wait(min(1.0, timeout)):  # it polls, because Ctrl-C cannot interrupt a wait in Ray
+            HEAD.check()
+            if time.monotonic() >= min(end, end_of_start()):  # Ray raises no error for a group without room
+                raise ExecutionError(
+                    f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the "
+                    f"cluster has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
+                )
     except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
         remove_placement_group(group)
         raise
@@ -174,13 +157,3 @@ def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
     nodes = placement_group_table(group)["bundles_to_node_id"]
     order = list(dict.fromkeys(nodes[bundle] for bundle in bundles))
     return sorted(bundles, key=lambda bundle: order.index(nodes[bundle]))
-
-
-def _placed(group: Any, timeout: float) -> bool:
-    """Return whether the group is placed in time. It polls, because Ctrl-C cannot interrupt a wait in Ray."""
-    end = time.monotonic() + timeout
-    while not group.wait(min(1.0, timeout)):
-        HEAD.check()
-        if time.monotonic() >= min(end, end_of_start()):
-            return False
-    return True

@@ -18,15 +18,7 @@ from rlprims.execution.ray._rollouts import Rollouts
 _PARTS = 4
 """The number of parts of a batch for each engine. A waiting part goes to the engine that is done first."""
 _CALLS = 500
-"""The largest number of calls that an engine runs at once. Ray's limit is 1000 calls per actor.
-
-The limit here is lower, so that pings and transfers of weights can still run.
-"""
-
-
-class _Part(NamedTuple):
-    number: int
-    prompts: DataProto
+"""The most calls that an engine runs at once. Ray's limit is 1000; pings and transfers of weights must still run."""
 
 
 class _Running(NamedTuple):
@@ -34,15 +26,15 @@ class _Running(NamedTuple):
 
     rank: int
     worker: Any
-    part: _Part
+    number: int
+    prompts: DataProto
 
 
 class RayStream:
     """Implements :class:`rlprims.execution.Stream` on rollout workers.
 
-    A part goes to the engine that has the fewest rows. If every engine has enough rows, the part waits in the driver.
-    If a worker is lost, its parts go to the other workers and to its replacement. A sample is a function of (weights,
-    seed, sample id), so a response does not depend on the engine.
+    A part goes to the engine that has the fewest rows, or waits in the driver if every engine has enough. The parts of
+    a lost worker go to the others and to its replacement; a response does not depend on the engine.
     """
 
     def __init__(
@@ -52,7 +44,7 @@ class RayStream:
         self.settings = sampling, seed, prompt_width, over_updates
         self.over_updates = over_updates
         self._numbers = count()
-        self._waiting: deque[_Part] = deque()
+        self._waiting: deque[tuple[int, DataProto]] = deque()
         self._running: dict[Any, _Running] = {}  # by Ray's reference of the answer
         self._heard = time.monotonic()  # when the last answer came, or the first call began while none was running
         self._held = ExitStack()
@@ -71,7 +63,7 @@ class RayStream:
 
     def submit(self, prompts: DataProto) -> int:
         number = next(self._numbers)
-        self._waiting.append(_Part(number, prompts))
+        self._waiting.append((number, prompts))
         self._send()
         return number
 
@@ -100,12 +92,12 @@ class RayStream:
         for ref in ready:
             if ref not in self._running:  # its worker was lost in this loop, and the part is queued again
                 continue
-            rank, worker, part = self._running.pop(ref)
+            rank, worker, number, prompts = self._running.pop(ref)
             try:
-                complete[part.number] = fetch(ref, self.rollouts.name_of(rank), self.rollouts.timeout)
+                complete[number] = fetch(ref, self.rollouts.name_of(rank), self.rollouts.timeout)
             except WorkerLost as error:
-                self._waiting.appendleft(part)
-                self._replace(rank, worker, str(error))
+                self._waiting.appendleft((number, prompts))
+                self._replace(rank, worker, error)
         self._heard = time.monotonic()
         return complete
 
@@ -113,20 +105,21 @@ class RayStream:
         """Send waiting parts to the engines, until every engine has enough rows."""
         rows = [0] * len(self.rollouts.workers)
         for running in self._running.values():
-            rows[running.rank] += len(running.part.prompts)
+            rows[running.rank] += len(running.prompts)
         while self._waiting:
             rank = rows.index(min(rows))
-            enough = rows[rank] + len(self._waiting[0].prompts) > self.rollouts.rows_of_an_engine
+            enough = rows[rank] + len(self._waiting[0][1]) > self.rollouts.rows_of_an_engine
             if self.over_updates and self.rollouts.joins:  # the driver cannot send more parts during an update
                 enough = [running.rank for running in self._running.values()].count(rank) >= _CALLS
             if rows[rank] and enough:
                 return
-            part = self._waiting.popleft()
+            number, prompts = self._waiting.popleft()
             if not self._running:
                 self._heard = time.monotonic()
             worker = self.rollouts.workers[rank]
-            self._running[worker.generate.remote(part.prompts, *self.settings)] = _Running(rank, worker, part)
-            rows[rank] += len(part.prompts)
+            call = worker.generate.remote(prompts, *self.settings)
+            self._running[call] = _Running(rank, worker, number, prompts)
+            rows[rank] += len(prompts)
 
     def _replace_silent(self) -> None:
         """Replace the workers that do not answer a ping. A worker that answers is slow, and is kept."""
@@ -135,13 +128,14 @@ class RayStream:
         for rank, worker, ping in [(rank, asked[rank], asked[rank].ping.remote()) for rank in sorted(asked)]:
             try:
                 fetch(ping, self.rollouts.name_of(rank), max(0.0, end - time.monotonic()))
-            except WorkerLost:
-                self._replace(rank, worker, f"no answer within {self.rollouts.timeout:g} s")
+            except WorkerLost as error:
+                silent = WorkerLost(f"{self.rollouts.name_of(rank)} did not answer within {self.rollouts.timeout:g} s")
+                self._replace(rank, worker, error if hasattr(error, "__notes__") else silent)
         self._heard = time.monotonic()
 
-    def _replace(self, rank: int, worker: Any, reason: str) -> None:
+    def _replace(self, rank: int, worker: Any, reason: Exception) -> None:
         lost = [ref for ref, running in self._running.items() if running.worker is worker]
-        self._waiting.extendleft(reversed([self._running.pop(ref).part for ref in lost]))
+        self._waiting.extendleft(reversed([self._running.pop(ref)[2:] for ref in lost]))
         with self.rollouts.one_at_a_time:
             if self.rollouts.workers[rank] is worker:  # otherwise a failed transfer of weights has replaced it already
                 self.rollouts.replace(rank, reason)
@@ -151,9 +145,10 @@ def generate(
     rollouts: Rollouts, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None
 ) -> DataProto:
     """Sample a response to each prompt; returns them in the order of the prompts."""
+    if prompt_width is None:  # the longest of the batch, and not of each part
+        prompt_width = max(map(len, prompts["prompt_ids"]), default=0)
     engines = len(rollouts.workers)
-    count = _PARTS * engines if rollouts.joins and engines > 1 else engines
-    parts = _divided(prompts, count)
+    parts = _divided(prompts, _PARTS * engines if rollouts.joins and engines > 1 else engines)
     with RayStream(rollouts, sampling, seed=seed, prompt_width=prompt_width) as stream:
         numbers = [stream.submit(part) for part in parts]
         answers = dict[int, DataProto]()
@@ -163,12 +158,8 @@ def generate(
 
 
 def _divided(prompts: DataProto, count: int) -> list[DataProto]:
-    """Divide prompts into about ``count`` parts of similar size.
-
-    Adjacent rows with the same prompt stay in one part if possible, because an engine computes the prompt only once.
-    """
-    ids, least = prompts["prompt_ids"].tolist(), len(prompts) / count
-    ends = [0]
+    """Divide prompts into about ``count`` similar parts, without parting equal ones: an engine reads a prompt once."""
+    ids, least, ends = prompts["prompt_ids"].tolist(), len(prompts) / count, [0]
     for i in range(1, len(ids)):
         if i - ends[-1] >= least and (ids[i] != ids[i - 1] or i - ends[-1] >= 2 * least):
             ends.append(i)

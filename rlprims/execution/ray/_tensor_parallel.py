@@ -1,9 +1,8 @@
 """Tensor parallelism: divide the layers of a model over the ranks of a group, which compute the same rows together.
 
 For most types of models, transformers has a plan: it names the linear layers that are divided by their outputs
-(colwise) and those that are divided by their inputs (rowwise). torch's parallel styles divide them. The parameters of a
-layer become DTensors over the ranks of its group. Each rank computes the whole of all other modules, such as norms and
-the embedding.
+(colwise) and by their inputs (rowwise). torch's parallel styles divide them, into DTensors over the ranks of a group.
+Each rank computes the whole of all other modules, such as norms and the embedding.
 """
 
 import logging
@@ -12,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
@@ -26,10 +25,8 @@ from rlprims.execution.hf._families import TENSOR_PARALLEL_MODELS, without_data
 class Computed(ParallelStyle):
     """The style of a module that computes with its whole parameters on every rank.
 
-    Args:
-        stored: Replicate: every rank stores the whole parameters. Shard(0): every rank stores a part of them.
-        gradients: Partial: the ranks have different inputs, such as their own heads, and their gradients are summed.
-            Replicate: the ranks have the same inputs.
+    Every rank stores them whole (``stored`` is Replicate) or in part (Shard(0)). Their ``gradients`` are Partial, and
+    summed, if the ranks have different inputs, such as their own heads; with the same inputs they are Replicate.
     """
 
     def __init__(self, stored: Placement, gradients: Placement) -> None:
@@ -55,8 +52,7 @@ class Computed(ParallelStyle):
     def _whole(self, x: Any) -> Any:
         if x is None:  # a bias that is None
             return None
-        whole: Tensor = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[self.gradients])
-        return whole
+        return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[self.gradients])
 
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -77,7 +73,9 @@ _DIVIDING = _STYLES.keys() - {"replicated_with_grad_allreduce"}
 def divide(module: Any, mesh: DeviceMesh) -> None:
     """Divide a model's layers over the ranks of a mesh of one dimension. Tied parameters stay tied."""
     styles = styles_of(module, mesh.size())
-    _quiet()
+    # Two warnings of torch do not apply here: of logits that are changed in place, and of gathering in two steps.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
     parallelize_module(module, mesh, styles, src_data_rank=None)
@@ -131,12 +129,6 @@ def check_plans(cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) ->
     for auto, paths in ((AutoModelForCausalLM, causal), (AutoModelForTokenClassification, critics)):
         for path in sorted(paths):
             styles_of(without_data(auto, path), size)
-
-
-def _quiet() -> None:
-    """Turn off two warnings of torch that do not apply here: logits changed in place, and gathering in two steps."""
-    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def _parent(name: str) -> str:

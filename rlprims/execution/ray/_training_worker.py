@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,17 +22,6 @@ from rlprims.execution.ray._calls import everywhere, first, split
 from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED, SCORED_BY_POLICY
-
-
-class Outcome(NamedTuple):
-    """The result of a transfer of weights.
-
-    It has the checksums of the sent tensors, those that each rollout worker received, by rank, and the failures.
-    """
-
-    sent: Sums
-    received: dict[int, Sums]
-    failures: Failures
 
 
 class TrainingWorker(Observed):
@@ -64,10 +53,7 @@ class TrainingWorker(Observed):
         run: RunNeeds,
         roles: Collection[str],
     ) -> int | None:
-        """Join the other ranks of the pool and load the models of its roles.
-
-        Returns the context window of the policy, or None if the pool does not have the policy.
-        """
+        """Join the other ranks of the pool and load its models; returns the policy's context window, if it is there."""
         torch.set_num_threads(1)
         device = device_of(model).type
         self.lives_on_cpu, self.engine = cluster.cpu_offload, cluster.engine
@@ -78,8 +64,7 @@ class TrainingWorker(Observed):
         self.training = Training(model, optimizer, ranks=ranks, roles=roles, **run)
         # Every rank holds the whole reward model; it needs no memory for gradients.
         self.reward_model = RewardModel(model) if model.reward and "reward" in roles else None
-        same_rows = cluster.training_tensor_parallel
-        self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=same_rows)
+        self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=cluster.training_tensor_parallel)
         return self.training.context_window if "actor" in roles else None
 
     log_probs = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.log_probs))
@@ -115,7 +100,9 @@ class TrainingWorker(Observed):
         found = {name: _fsdp.whole(parameter) for name, parameter in trained(self.training.policy.module).items()}
         if self.rank != 0:
             return None
-        return {name: (str(x.dtype).removeprefix("torch."), _as_numpy(x)) for name, x in found.items()}
+        # As numpy arrays, which Ray shares between processes without a copy; bfloat16 as its bits.
+        bits = {name: x.view(torch.int16) if x.dtype is torch.bfloat16 else x for name, x in found.items()}
+        return {name: (str(x.dtype).removeprefix("torch."), bits[name].numpy()) for name, x in found.items()}
 
     @everywhere
     @metered
@@ -124,10 +111,7 @@ class TrainingWorker(Observed):
         module: Any = self.training.policy.module
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward pass the parameters of the root module may still be gathered
-        self.shards = {
-            name: _fsdp.shard_of(parameter, copy=parameter.requires_grad)
-            for name, parameter in parameters(module).items()
-        }
+        self.shards = {name: _fsdp.shard_of(x, copy=x.requires_grad) for name, x in parameters(module).items()}
 
     @everywhere
     @metered
@@ -140,8 +124,11 @@ class TrainingWorker(Observed):
         dtype: str | None,
         version: int,
         timeout: float,
-    ) -> Outcome | None:
-        """Send the snapshot to these rollout workers, one layer at a time; only rank 0 returns the outcome."""
+    ) -> tuple[Sums, dict[int, Sums], Failures] | None:
+        """Send the snapshot to these rollout workers, one layer at a time.
+
+        Rank 0 returns the checksums of the sent tensors, those that each worker received, and the failures.
+        """
         import ray
 
         if backend not in self.transfers:
@@ -150,7 +137,7 @@ class TrainingWorker(Observed):
         device = None if backend == "gloo" else self.training.device
         source = Source(self.training.policy.module, self.shards, dtype, device, as_stored=self.engine == "vllm")
         sent = self.transfers[backend].send(source, client)
-        return Outcome(sent, client.received, client.failures) if self.rank == 0 else None
+        return (sent, client.received, client.failures) if self.rank == 0 else None
 
     @everywhere
     def offload(self) -> None:
@@ -161,18 +148,14 @@ class TrainingWorker(Observed):
 
     @everywhere
     def onload(self) -> None:
-        """Move models and optimizers back to the device."""
         self._move(self.training.device)
 
     def _move(self, device: torch.device) -> None:
         if self.training.device.type == "cpu" or self.lives_on_cpu:
             return
         states = self.training.train_states().values()
-        frozen = (
-            self.training.reference,
-            self.reward_model.module if self.reward_model else None,
-            *self.training.teachers.values(),
-        )
+        reward = self.reward_model.module if self.reward_model else None
+        frozen = (self.training.reference, reward, *self.training.teachers.values())
         for module in (*(state.module for state in states), *frozen):
             if module is not None:
                 module.to(device)
@@ -203,12 +186,3 @@ def _transfer_by(backend: str, rank: int, host: str, timeout: float) -> Any:
     from rlprims.execution.ray._vllm_transfer import Ipc, Nccl
 
     return Nccl(rank, host) if backend == "nccl" else Ipc(rank)
-
-
-def _as_numpy(tensor: Tensor) -> np.ndarray:
-    """Return a tensor as a numpy array, which Ray shares between processes without a copy.
-
-    numpy has no bfloat16. The bits of such a tensor are returned as int16.
-    """
-    array: np.ndarray = tensor.view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    return array

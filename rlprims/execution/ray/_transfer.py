@@ -23,22 +23,17 @@ class BrokenWith(WorkerLost):
 
 
 class EngineClient:
-    """Calls the engines for rank 0, with the four methods of vLLM's ``VLLMWeightSyncClient``.
+    """Calls all engines at once for rank 0, with the four methods of vLLM's ``VLLMWeightSyncClient``.
 
-    It makes each call on all engines at once, and waits for all answers.
-
-    The four methods store errors in :attr:`failures` and do not raise them, because the other ranks wait for rank 0 in
-    a collective that gathers the next layer. After the first failure the methods make no further calls.
+    These store errors in :attr:`failures` and do not raise them, because the other ranks wait for rank 0 in a
+    collective that gathers the next layer. After the first failure they make no further calls.
 
     Args:
         engines: the rollout workers, by their ranks.
-        processes: the number of processes of each engine. In the transfer the sender has rank 0, and the first process
+        processes: the number of processes of each engine. The sender has rank 0 in the transfer, and the first process
             of an engine has the rank ``rank_offset``.
-        version: the number of the weights.
-        timeout: seconds to wait for an answer.
-        unblock: a function that is called at the first failure, if the transfer has no timeout (NCCL). It must end all
-            operations that wait for the engines, and all engines then count as lost. None: the other engines get an
-            error when the connection closes.
+        unblock: called at the first failure, if the transfer has no timeout (NCCL): it ends all operations that wait
+            for the engines, which all count as lost. None: the others get an error when the connection closes.
     """
 
     def __init__(
@@ -61,10 +56,9 @@ class EngineClient:
         return 1 + len(self.engines) * self.processes
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        infos = {}
-        for i, rank in enumerate(self.engines):
-            mine = {"rank_offset": 1 + i * self.processes} if "rank_offset" in init_info else {}
-            infos[rank] = init_info | mine
+        infos = dict.fromkeys(self.engines, init_info)
+        if "rank_offset" in init_info:
+            infos = {r: init_info | {"rank_offset": 1 + i * self.processes} for i, r in enumerate(self.engines)}
         self._ask("open", lambda rank: (infos[rank],))
 
     def start_weight_update(self) -> None:
@@ -84,7 +78,7 @@ class EngineClient:
     def heed(self) -> None:
         """Raise an error if an engine has failed."""
         if self.failures:
-            raise ConnectionAbortedError(str(next(iter(self.failures.values()))).splitlines()[0])
+            raise ConnectionAbortedError(self._reason())
 
     def _ask(self, method: str, args: Callable[[int], tuple[Any, ...]]) -> dict[int, Any]:
         if self.failures:
@@ -100,20 +94,20 @@ class EngineClient:
                 except (WorkerError, WorkerLost) as error:
                     self.failures[rank] = error
                     if self.unblock is not None:
-                        self._all_lost(error)
+                        for each in self.engines:
+                            waits = f"{name_of(each)} waits for one that was lost: {str(error).splitlines()[0]}"
+                            self.failures.setdefault(each, BrokenWith(waits))
+                        self.unblock()
                         return {}
         return answers
 
-    def _all_lost(self, reason: Exception) -> None:
-        for rank in self.engines:
-            waits = BrokenWith(f"{name_of(rank)} waits for one that was lost: {str(reason).splitlines()[0]}")
-            self.failures.setdefault(rank, waits)
-        if self.unblock is not None:
-            self.unblock()
+    def _reason(self) -> str:
+        """The first failure, as one line."""
+        return str(next(iter(self.failures.values()))).splitlines()[0]
 
     def _abandon(self) -> None:
         """Tell the engines that did not fail to discard the incomplete update. They count as failed, too."""
-        reason = str(next(iter(self.failures.values()))).splitlines()[0]
+        reason = self._reason()
         well = {rank: engine for rank, engine in self.engines.items() if rank not in self.failures}
         calls = {rank: engine.abandon_update.remote() for rank, engine in well.items()}
         answers, failures = settled(calls, name_of, self.timeout)
@@ -129,14 +123,8 @@ class Source:
     """Iterates over the snapshot of a policy as whole tensors, one decoder layer at a time, with adapters merged.
 
     Gathering a layer is a collective. So every rank must iterate to the end, also after an error of the transfer.
-
-    Args:
-        module: the policy.
-        shards: this rank's shards of its parameters, by name.
-        dtype: the dtype of the engines; None: the dtype of the trained weights.
-        device: the device of the whole tensors; None: the CPU.
-        as_stored: send the experts of a mixture under the names of a checkpoint, which vLLM loads, and one by one.
-            transformers stores them so, and joins the experts of a layer when it loads a model.
+    ``dtype`` is that of the engines (None: of the trained weights), ``device`` that of whole tensors (None: the CPU).
+    ``as_stored`` sends the experts of a mixture one by one under the names of a checkpoint, which vLLM loads.
     """
 
     def __init__(
@@ -158,7 +146,8 @@ class Source:
 
     def __iter__(self) -> Iterator[tuple[list[Info], list[Tensor]]]:
         for names, infos in zip(self._names, self.parts, strict=True):
-            tensors = merged(self.module, {name: self._whole(name) for name in names})
+            # No variable for the whole tensors, which would keep them alive until the next layer is gathered.
+            tensors = merged(self.module, {n: self.shards[n].whole(self.device, self._gathered_in) for n in names})
             if self.as_stored:
                 tensors = self._stored(tensors)
             yield infos, [tensors.pop(info.name) for info in infos]
@@ -168,17 +157,10 @@ class Source:
         """The bytes of the largest tensor."""
         return max(info.bytes for part in self.parts for info in part)
 
-    def _whole(self, name: str) -> Tensor:
-        return self.shards[name].whole(self.device, self._gathered_in)
-
     def _infos(self, names: list[str], dtype: str | None) -> list[Info]:
-        plain = {name: self.shards[name] for name in names if ".lora_" not in name}
-        empty = {
-            name.replace(".base_layer.", "."): torch.empty(
-                shard.local.shape if shard.of is None else shard.of.shape, dtype=shard.local.dtype, device="meta"
-            )
-            for name, shard in plain.items()
-        }
+        plain = {name.replace(".base_layer.", "."): self.shards[name] for name in names if ".lora_" not in name}
+        shapes = {name: (shard.local if shard.of is None else shard.of).shape for name, shard in plain.items()}
+        empty = {name: torch.empty(shapes[name], dtype=x.local.dtype, device="meta") for name, x in plain.items()}
         if self.as_stored:
             empty = self._stored(empty)
         return [Info(name, dtype or str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in empty.items()]
@@ -189,10 +171,7 @@ class Source:
 
 
 class Gloo:
-    """Sends from CPU memory with :mod:`rlprims.execution.ray._wire`, as vLLM's Nccl and Ipc do between GPUs.
-
-    The connections are kept while the engines stay the same and nothing fails.
-    """
+    """Sends from CPU memory by :mod:`rlprims.execution.ray._wire`, over the same connections while nothing changes."""
 
     def __init__(self, rank: int, host: str, timeout: float) -> None:
         self.rank, self.host, self.timeout = rank, host, timeout
@@ -200,11 +179,7 @@ class Gloo:
         self.connected: list[Any] = []
 
     def send(self, source: Source, client: EngineClient) -> Sums:
-        """Send all tensors of the source to the client's engines; returns the checksums of the sent tensors.
-
-        All ranks call it at the same time, because gathering is a collective. If an engine fails, its error is in
-        ``client.failures`` and is not raised.
-        """
+        """Send the source, all ranks together; returns its checksums. Errors of engines are in ``client.failures``."""
         if self.rank != 0:
             for _ in source:
                 pass
@@ -241,7 +216,6 @@ class Gloo:
         return sums
 
     def _connected(self, client: EngineClient, side: ThreadPoolExecutor) -> Sender:
-        """Return a sender that is connected to the client's engines."""
         engines = list(client.engines.values())
         if self.sender is not None and engines == self.connected:
             self.sender.heed = client.heed

@@ -1,12 +1,9 @@
-"""The vLLM engine. vLLM samples with a seed for each request.
-
-Its log-probs are those of the distribution that it samples from, after temperature, top-k, top-p and min-p.
-"""
+"""The vLLM engine. Its log-probs are of the distribution that it samples from, after temperature, top-k and so on."""
 
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -24,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import LoraConfig, ModelConfig, RayConfig, Sampling
+from rlprims.execution._columns import right_padded
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
@@ -34,14 +32,8 @@ from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
 from rlprims.routing import UNKNOWN, align
 
-_ENDED = {
-    "stop": Ended.STOP,
-    "length": Ended.LENGTH,
-    "abort": Ended.ABORTED,
-    "repetition": Ended.ABORTED,
-    "error": Ended.ERROR,
-}
-"""The reasons why a response ended, by vLLM's names."""
+_ENDED = {"stop": Ended.STOP, "length": Ended.LENGTH, "abort": Ended.ABORTED, "repetition": Ended.ABORTED}
+"""The reasons why a response ended, by vLLM's names; the others are errors."""
 _TIES = 8
 """The number of log-probs that are requested beyond ``top_k``, for tokens as likely as the k-th."""
 _SCORED = "scored"
@@ -86,28 +78,20 @@ class _Call(NamedTuple):
 
 
 class VllmEngine:
-    """A vLLM engine in this process. A sample is a function of (weights, prompt, seed, sample id), as in local runs.
-
-    The engine samples the requests of all calls together. A call is complete when all its requests are complete.
-    """
+    """A vLLM engine in this process. It samples the requests of all calls together, each as a local run does."""
 
     joins = True
 
     def __init__(
-        self,
-        model: ModelConfig,
-        tokenizer: Any,
-        cluster: RayConfig,
-        *,
-        context_window: int,
-        backend: str = "gloo",
+        self, model: ModelConfig, tokenizer: Any, cluster: RayConfig, *, context_window: int, backend: str = "gloo"
     ) -> None:
         settings = GenerationConfig.from_pretrained(model.path)
         self.pad_token_id, self.end_ids = special_ids(settings, tokenizer)
         on_cpu = current_platform.is_cpu()
         self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
-        ours = engine_options(model.path, model, cluster, devices=cluster.tensor_parallel_size) | {
+        devices, gpus = cluster.tensor_parallel_size, cluster.all_pools[cluster.roles.rollout].gpus
+        ours = engine_options(model.path, model, cluster, devices=devices, gpus=gpus) | {
             "enable_sleep_mode": cluster.colocate and self.frees_memory,  # vLLM on a CPU refuses the option
             "max_model_len": context_window,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
@@ -124,7 +108,15 @@ class VllmEngine:
             # With chunked prefill, V1 (the runner for CPUs) fails for a request with a seed: it rewinds the random
             # generator, and a CPU generator cannot be rewound.
             ours["enable_chunked_prefill"] = False
-        self.llm = _started(ours | cluster.engine_options)
+        try:
+            self.llm = LLM(**ours | cluster.engine_options)
+        except ValueError as error:
+            if "Model Runner V2" not in str(error):
+                raise
+            raise ValueError(
+                "model.replay_routes: expected vLLM's model runner V2, which records experts and needs a GPU with "
+                "Triton, got V1; use ray.engine: hf, or set model.replay_routes: false"
+            ) from None
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self._calls: dict[int, _Call] = {}
@@ -138,18 +130,17 @@ class VllmEngine:
         requests = list[str]()
         try:
             for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
-                request = self.llm.llm_engine.add_request(
-                    f"{call}/{row}",
-                    # The salt hides cached keys and values of older weights, which stay while requests run.
-                    tokens_input(prompt, cache_salt=str(self.version)),
-                    self._parameters(sampling, request_seed, ends=self.end_ids),
-                    lora_request=self.adapter and self.adapter.request,
-                )
-                requests.append(request)
+                parameters = self._parameters(sampling, request_seed, ends=self.end_ids)
+                requests.append(self._add(f"{call}/{row}", prompt, parameters))
         except BaseException:  # for example if a prompt is too long
             self.llm.llm_engine.abort_request(requests, internal=True)
             raise
         self._calls[call] = _Call(prompts, sampling, prompt_width, [None] * len(ids))
+
+    def _add(self, name: str, tokens: list[int], parameters: SamplingParams) -> str:
+        # The salt hides cached keys and values of older weights, which stay while requests run.
+        salted, lora = tokens_input(tokens, cache_salt=str(self.version)), self.adapter and self.adapter.request
+        return str(self.llm.llm_engine.add_request(name, salted, parameters, lora_request=lora))
 
     def step(self) -> dict[int, DataProto]:
         if self.llm.llm_engine.has_unfinished_requests():
@@ -174,13 +165,15 @@ class VllmEngine:
         self.llm.llm_engine.abort_request([f"{call}/{row}" for row in range(rows)])
 
     def _parameters(self, sampling: Sampling, request_seed: int, *, ends: list[int]) -> SamplingParams:
+        # Beside the sampled token's log-prob, as many as show which tokens were kept: also those as likely as the k-th.
+        some = sampling.top_k + _TIES if sampling.top_k else self.vocabulary
         return SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=request_seed,
-            logprobs=self._number_of_logprobs(sampling),
+            logprobs=min(self.vocabulary, some) if sampling.truncates else 0,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=ends,
             ignore_eos=True,  # self.end_ids has the end tokens of the generation config
@@ -193,12 +186,9 @@ class VllmEngine:
 
     def _answer(self, call: _Call) -> DataProto:
         sampling, limit = call.sampling, call.sampling.max_new_tokens
-        lengths = torch.tensor([len(response.token_ids) for response in call.responses])
-        mask = torch.arange(limit) < lengths[:, None]
         drawn = [token for response in call.responses for token in response.token_ids]
         entries = [entry for response in call.responses for entry in response.logprobs]
-        tokens = torch.full(mask.shape, self.pad_token_id, dtype=torch.int64)
-        tokens[mask] = torch.tensor(drawn, dtype=torch.int64)
+        tokens, mask = right_padded([response.token_ids for response in call.responses], limit, self.pad_token_id)
         log_probs = torch.zeros(mask.shape)
         log_probs[mask] = torch.tensor([entry[token].logprob for token, entry in zip(drawn, entries, strict=True)])
         ended = torch.tensor([_ended(response, limit) for response in call.responses], dtype=torch.int8)
@@ -207,17 +197,16 @@ class VllmEngine:
             for span in response.weight_versions or ():
                 if span.version.isdecimal():
                     versions[i, span.start : span.end] = int(span.version)
-        kept_ids: Tensor | None = None
-        counts: Tensor | None = None
+        kept: tuple[Tensor | None, Tensor | None] = None, None
         if sampling.truncates:
-            sets = [self._kept(entry) for entry in entries]
-            counts = torch.zeros(mask.shape, dtype=torch.int32)
-            counts[mask] = torch.tensor([len(one) for one in sets], dtype=torch.int32)
+            left = [sorted(token for token, x in entry.items() if x.logprob > -math.inf) for entry in entries]
+            sets = [one if len(one) < self.vocabulary else [] for one in left]  # empty if all were kept
             kept_ids = torch.tensor([token for one in sets for token in one], dtype=torch.int32)
-        responses = Responses(tokens, mask, log_probs, ended, kept_ids, counts, self._routes(call))
-        sampled = with_responses(
-            call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=self.pad_token_id
-        )
+            counts = torch.tensor([len(one) for one in sets], dtype=torch.int32)
+            kept = kept_ids, torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
+        responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call))
+        width, pad = call.prompt_width, self.pad_token_id
+        sampled = with_responses(call.prompts, responses, prompt_width=width, pad_token_id=pad)
         sampled["versions"] = versions
         return sampled
 
@@ -246,25 +235,10 @@ class VllmEngine:
             for length, seed in zip(lengths, seeds, strict=True)
         ]
         self.llm.reset_prefix_cache()  # an earlier call may have cached these prompts
-        self.llm.generate(
-            [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch["prompt_ids"]],
-            parameters,
-            use_tqdm=False,
-            lora_request=self.adapter and self.adapter.request,
-        )
+        prompts = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch["prompt_ids"]]
+        lora = self.adapter and self.adapter.request
+        self.llm.generate(prompts, parameters, use_tqdm=False, lora_request=lora)
         return True
-
-    def _number_of_logprobs(self, sampling: Sampling) -> int:
-        """The number of log-probs per position, beside the sampled token's; enough to see which tokens were kept."""
-        if not sampling.truncates:
-            return 0
-        # The sampler also keeps tokens that are as likely as the k-th.
-        return min(self.vocabulary, sampling.top_k + _TIES) if sampling.top_k else self.vocabulary
-
-    def _kept(self, entry: Mapping[int, Any]) -> list[int]:
-        """The tokens that the sampler kept at a position; empty if it kept the whole vocabulary."""
-        left = sorted(token for token, found in entry.items() if found.logprob > -math.inf)
-        return left if len(left) < self.vocabulary else []
 
     def sleep(self, level: int) -> None:
         # Level 2 discards the base model, too, and the ranks send only the adapter.
@@ -275,9 +249,7 @@ class VllmEngine:
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """Return the log-prob of each token except the first, at temperature 1. Running requests continue meanwhile."""
-        lora = self.adapter and self.adapter.request
-        salted = tokens_input(list(tokens), cache_salt=str(self.version))
-        self.llm.llm_engine.add_request(_SCORED, salted, scoring(prompt_logprobs=0), lora_request=lora)
+        self._add(_SCORED, list(tokens), scoring(prompt_logprobs=0))
         while (output := self._advance()) is None:
             pass
         return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
@@ -317,19 +289,6 @@ class VllmEngine:
     def mismatched_tensors(self, sent: Sums) -> list[str]:
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
-
-
-def _started(options: dict[str, Any]) -> LLM:
-    """Start vLLM."""
-    try:
-        return LLM(**options)
-    except ValueError as error:
-        if "Model Runner V2" not in str(error):
-            raise
-        raise ValueError(
-            "model.replay_routes: expected vLLM's model runner V2, which records experts and needs a GPU with Triton, "
-            "got V1; use ray.engine: hf, or set model.replay_routes: false"
-        ) from None
 
 
 def _ended(response: Any, limit: int) -> Ended:

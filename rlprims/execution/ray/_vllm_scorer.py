@@ -15,6 +15,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, RayConfig
+from rlprims.execution._ray_config import memory_options
+from rlprims.execution.hf._alone import window_of
 
 
 def scoring(**wanted: Any) -> SamplingParams:
@@ -29,7 +31,7 @@ def scoring(**wanted: Any) -> SamplingParams:
     )
 
 
-def engine_options(path: str, model: ModelConfig, cluster: RayConfig, *, devices: int) -> dict[str, Any]:
+def engine_options(path: str, model: ModelConfig, cluster: RayConfig, *, devices: int, gpus: float) -> dict[str, Any]:
     """The options of vLLM that an engine that samples and one that only scores have in common."""
     options: dict[str, Any] = {
         "model": path,
@@ -42,6 +44,8 @@ def engine_options(path: str, model: ModelConfig, cluster: RayConfig, *, devices
         "seed": 0,
         "disable_log_stats": True,
     }
+    if torch.cuda.is_available() and "gpu_memory_utilization" not in cluster.engine_options:
+        options |= memory_options(*torch.cuda.mem_get_info(), gpus=gpus, colocate=cluster.colocate)
     if cluster.kv_cache_bytes:
         options["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
     if devices > 1:
@@ -54,30 +58,23 @@ class _Text(NamedTuple):
 
     row: int
     tokens: list[int]
-    prompt: int
-    """The number of the prompt's tokens."""
-    places: Tensor
-    """bool (T,): the places of the response's tokens in the row."""
+    prompt: int  # the number of the prompt's tokens
+    places: Tensor  # bool (T,), the places of the response's tokens in the row
 
 
 class VllmScorer:
     """A vLLM engine in this process for the model ``path``, which scores the responses of a batch at temperature 1.
 
-    Args:
-        path: the model that scores.
-        model: the policy, whose tokens are scored, and the dtype.
-        cluster: the settings of the engine.
-
-    Raises:
-        ValueError: vLLM cannot load the model.
+    ``model`` is the policy, whose tokens are scored, and the dtype.
     """
 
     def __init__(self, path: str, model: ModelConfig, cluster: RayConfig) -> None:
         self.longest = min(_window(path), _window(model.path))
         # A text may fill the window, and vLLM then wants one more place, for the token that it samples after it.
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+        devices, gpus = cluster.teacher_tensor_parallel_size, cluster.pools[cluster.roles.teacher].gpus
         self.llm = LLM(
-            **engine_options(path, model, cluster, devices=cluster.teacher_tensor_parallel_size),
+            **engine_options(path, model, cluster, devices=devices, gpus=gpus),
             skip_tokenizer_init=True,
             max_model_len=self.longest + 1,
             enable_prefix_caching=False,  # vLLM does not read the cache for the log-probs of a prompt
@@ -156,16 +153,11 @@ class VllmScorer:
 
 
 def _columns(output: RequestOutput, text: _Text) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probs, both (length, 1 + K), at the response's places.
-
-    The first column is the response's own token, the others are the likeliest tokens.
-    """
+    """Tokens and log-probs, both (length, 1 + K), at the response's places: its own token, then the likeliest."""
     flat, count = output.prompt_logprobs, len(text.tokens) - 1  # none for the first token of the prompt
-    ids, log_probs = (
-        rearrange(torch.tensor(column), "(n k) -> n k", n=count) for column in (flat.token_ids, flat.logprobs)
-    )
+    ids, log_probs = (rearrange(torch.tensor(x), "(n k) -> n k", n=count) for x in (flat.token_ids, flat.logprobs))
     return ids[text.prompt - 1 :], log_probs[text.prompt - 1 :]
 
 
 def _window(path: str) -> int:
-    return int(getattr(AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", 2**31 - 2))
+    return window_of(AutoConfig.from_pretrained(path))

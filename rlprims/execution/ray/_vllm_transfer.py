@@ -1,7 +1,6 @@
-"""vLLM's own transfers of weights between GPUs, on the side of a training rank.
+"""vLLM's own transfers of weights between GPUs, on the side of a training rank; here they get tensors and a client.
 
-NCCL sends to engines on other devices, CUDA IPC to an engine on the same device. The classes of vLLM send the weights.
-This module gives them the tensors and the client that calls the engines, and handles the loss of an engine.
+NCCL sends to engines on other devices, CUDA IPC to an engine on the same device.
 """
 
 import socket
@@ -30,11 +29,8 @@ class SnapshotSource(WeightSource):  # type: ignore[misc]  # vLLM is not there w
         self.sums: Sums = {}
 
     def metadata(self) -> list[Any]:
-        return [
-            ParamMeta(info.name, getattr(torch, info.dtype), tuple(info.shape))
-            for part in self.source.parts
-            for info in part
-        ]
+        infos = [info for part in self.source.parts for info in part]
+        return [ParamMeta(info.name, getattr(torch, info.dtype), tuple(info.shape)) for info in infos]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         self.sums = {}
@@ -47,10 +43,7 @@ class SnapshotSource(WeightSource):  # type: ignore[misc]  # vLLM is not there w
 
 
 class Nccl:
-    """Sends packed tensors from rank 0 to engines on other devices.
-
-    The communicator is kept while the engines stay the same.
-    """
+    """Sends packed tensors from rank 0 to engines on other devices, over one communicator while these stay the same."""
 
     def __init__(self, rank: int, host: str) -> None:
         self.rank, self.host = rank, host
@@ -119,10 +112,9 @@ class Ipc:
 
 @contextmanager
 def reserved_port(host: str) -> Iterator[int]:
-    """A free port on which vLLM can listen in the block, and which no other process gets meanwhile.
+    """A free port for vLLM, which no other process gets meanwhile: a socket is bound to it, and does not listen.
 
-    A socket is bound to the port, but does not listen. So the system gives the port to no other socket, except to one
-    that asks for this port with SO_REUSEADDR, as vLLM's does.
+    Only a socket that asks for this port with SO_REUSEADDR gets it, as vLLM's does.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,11 +13,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import (
-    LOADING_LAYERS,
-    _place_kernel_tensors,
-    get_layerwise_info,
-)
+from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS, _place_kernel_tensors, get_layerwise_info
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -27,11 +23,7 @@ from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums
 
 
 class CpuDraw(nn.Module):
-    """Samples a batch of tokens on a CPU as vLLM's GPU runner does.
-
-    vLLM's CPU runner (V1) has another method, because it has no Triton. The call has the signature of
-    ``vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler``.
-    """
+    """Samples on a CPU as vLLM's GPU runner does; called as its ``TopKTopPSampler`` is."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -51,8 +43,7 @@ class CpuDraw(nn.Module):
 class _Loading:
     """A mixin of all receivers: it computes checksums of the received tensors, and loads embeddings in place.
 
-    Embeddings are the largest tensors. vLLM would load them into new memory, pack them there (on a CPU), and then copy
-    them. That needs memory for two more copies beside the received one.
+    vLLM would load these, the largest tensors, into new memory and pack them there (on a CPU): two more copies.
     """
 
     model: Any
@@ -116,8 +107,7 @@ class _Init(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there 
 
 @dataclass
 class _Update(WeightTransferUpdateInfo):  # type: ignore[misc]
-    parts: list[list[list[Any]]]
-    """The name, dtype and shape of each tensor, by part."""
+    parts: list[list[list[Any]]]  # the name, dtype and shape of each tensor, by part
 
 
 class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
@@ -174,10 +164,7 @@ class WorkerExtension:
     weight_transfer_engine: Any
 
     def draw_as_a_gpu(self) -> bool:
-        """On a CPU, make the runner sample as on a GPU; returns whether the runner does so already.
-
-        V2 does, in Triton's interpreter.
-        """
+        """Make a CPU's runner V1 sample as on a GPU; returns whether it is V2, which does (by Triton's interpreter)."""
         has_it: bool = not isinstance(self.model_runner, CPUModelRunner)
         if not has_it:
             self.model_runner.sampler.topk_topp_sampler = CpuDraw(self.model_runner)

@@ -1,8 +1,7 @@
 """Send weights from rank 0 to every process of the engines with gloo, one layer at a time, packed in one buffer.
 
-To connect, rank 0 starts a store, and creates a process group with all receivers. Later transfers to the same engines
-use the same group. If a transfer breaks, some engines have a part of the weights. Then the next transfer opens new
-connections, and sends all weights again.
+Rank 0 starts a store, and creates a process group with all receivers, which later transfers use, too. If a transfer
+breaks, the next one opens new connections, and sends all weights again.
 """
 
 import itertools
@@ -70,22 +69,14 @@ def checksums(tensors: Mapping[str, Tensor]) -> Sums:
 
 
 class Sender:
-    """The sender, on rank 0.
-
-    While it waits for the engines it calls ``heed``, which must raise an error if an engine has failed.
-    """
+    """The sender, on rank 0. While it waits it calls ``heed``, which must raise an error if an engine has failed."""
 
     def __init__(self, host: str, timeout: float, heed: Callable[[], None] = lambda: None) -> None:
         self.limit, self.heed = timedelta(seconds=timeout), heed
         listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = listener.getsockname()[:2]
-        self.store: Any = dist.TCPStore(
-            *self.address,
-            is_master=True,
-            master_listen_fd=listener.detach(),
-            wait_for_workers=False,
-            timeout=self.limit,
-        )
+        mine = {"is_master": True, "master_listen_fd": listener.detach(), "wait_for_workers": False}
+        self.store: Any = dist.TCPStore(*self.address, timeout=self.limit, **mine)
         self.flying: Any = None
         self.group: Any = None
 
@@ -101,10 +92,7 @@ class Sender:
         self.group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self.store), 0, receivers + 1, self.limit)
 
     def send(self, part: Sequence[Info], tensors: Sequence[Tensor]) -> Sums:
-        """Pack a part, wait until the previous part has arrived, and begin to send; returns the checksums.
-
-        So the next part can be gathered while this one is being sent.
-        """
+        """Pack a part, wait for the previous one, and begin to send; now the next can be gathered. Returns sums."""
         flat = torch.zeros(_size(part), dtype=torch.uint8)
         sent = _views(flat, part)
         for info, tensor in zip(part, tensors, strict=True):
@@ -132,8 +120,7 @@ class Receiver:
 
     def __init__(self, endpoint: Endpoint) -> None:
         rank, limit = endpoint.rank_offset, timedelta(seconds=endpoint.timeout)
-        # The sender listens already, so a long wait would not help.
-        soon = min(limit, timedelta(seconds=30))
+        soon = min(limit, timedelta(seconds=30))  # the sender listens already, so a long wait would not help
         self.store = dist.TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=soon)
         self.store.set_timeout(limit)
         self.store.set(f"here/{rank}", "")
@@ -172,12 +159,9 @@ def _views(flat: Tensor, part: Sequence[Info]) -> dict[str, Tensor]:
 def differences(sent: Sums, held: Sequence[Sums], fused: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the names of an engine's tensors that differ from the sent tensors.
 
-    Args:
-        sent: the checksums of the sent tensors, which are whole.
-        held: the checksums of the tensors in each process of the engine, by the engine's names. Each process has the
-            whole tensor or a shard of it. A tensor that the engine packed into another layout is empty here. It is not
-            compared.
-        fused: the sent names that are joined in one of the engine's names, by the joined name, such as qkv_proj.
+    ``held`` has the checksums in each process of the engine, by the engine's names: of a whole tensor or of a shard of
+    it. A tensor that the engine packed into another layout is empty there, and is not compared. ``fused`` has the sent
+    names that are joined in one of the engine's names, by the joined name, such as qkv_proj.
     """
     wrong = []
     for name in held[0]:
@@ -201,9 +185,5 @@ def _same(parts: Sequence[tuple[int, int]], held: Sequence[tuple[int, int]]) -> 
     # The processes have shards. If there are fewer key heads than processes, several processes have the same head.
     times, rest = divmod(have - numbers[0], sum(numbers[1:])) if len(parts) > 1 else (1, 0)
     several = times if times > 1 and rest == 0 else 1
-    return _wrapped(sum(total for _, total in held)) == _wrapped(totals[0] + several * sum(totals[1:]))
-
-
-def _wrapped(number: int) -> int:
-    """Return the number modulo 2^64, as a sum of 64-bit integers overflows."""
-    return number & (2**64 - 1)
+    expected = totals[0] + several * sum(totals[1:])
+    return (sum(total for _, total in held) - expected) % 2**64 == 0  # sums of 64-bit integers overflow

@@ -1,8 +1,4 @@
-"""Groups of Ray actors: one call of the driver runs a method on several ranks.
-
-``group.call(Worker.method, ...)`` returns a :class:`Pending` at once. A decorator of the method decides where it runs,
-see :mod:`rlprims.execution.ray._calls`. A batch that is split is divided here, and the results are joined.
-"""
+"""Groups of Ray actors: ``group.call(Worker.method, ...)`` runs it on the ranks that its decorator says."""
 
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -34,12 +30,7 @@ class Pending(Generic[R]):
         self.group, self.refs, self.collect = group, refs, collect
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for every rank, and return the joined result.
-
-        Raises:
-            WorkerError: a worker raised an error.
-            WorkerLost: a worker died or does not answer.
-        """
+        """Wait for every rank, and return the joined result. A worker's error is raised as in :func:`fetch`."""
         limit = self.group.timeout if timeout is None else timeout
         # Raise the error of the rank that fails first. The errors of ranks that wait for it come later.
         waiting, results = list(self.refs), dict[Any, Any]()
@@ -61,8 +52,7 @@ class Place(NamedTuple):
     """Where the workers of a pool run, and what each of them gets."""
 
     placement_group: Any
-    bundles: list[int]
-    """The bundle of each rank."""
+    bundles: list[int]  # of each rank
     cpus: float
     gpus: float
     environment: dict[str, str]
@@ -81,11 +71,7 @@ class Place(NamedTuple):
 
 
 class WorkerGroup:
-    """Workers of one class, one for each bundle of a placement group.
-
-    If a batch is split, each group of ``same_rows`` consecutive ranks gets the same rows, and the result of its first
-    rank is used.
-    """
+    """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch."""
 
     def __init__(
         self, worker: type, count: int, place: Place, *, name: str, timeout: float, same_rows: int = 1
@@ -98,10 +84,7 @@ class WorkerGroup:
     def call(
         self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any
     ) -> Pending[Any]:
-        """Start the method of this name. Calls from several threads reach all ranks in the same order.
-
-        If a batch is split, rows with the same id in the column ``together`` go to the same rank.
-        """
+        """Start the method on the ranks, in one order for all; rows with equal ids in ``together`` share a rank."""
         dispatch: Dispatch = getattr(self.worker, method.__name__).dispatch
         methods = [getattr(worker, method.__name__) for worker in self.workers]
         with self.order:
@@ -151,9 +134,8 @@ def columns_of(batch: DataProto, names: Collection[str] | Literal["tensors", "al
 def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str = "trajectory_ids") -> list[list[int]]:
     """Return the rows of each rank, balanced by tokens. Rows with the same id in ``together`` get the same rank.
 
-    With ``share_prompts`` a rank computes a prompt once for all its rows with this prompt. The function then compares
-    two divisions: one keeps rows with the same prompt on one rank, the other does not. It returns the division in
-    which the rank with the most tokens has fewer of them.
+    With ``share_prompts`` a rank computes a prompt once for all its rows with this prompt. Rows with the same prompt
+    then stay on one rank, if the rank with the most tokens has fewer of them so.
     """
     tokens = batch["attention_mask"].sum(-1)
     labels = batch[together].tolist() if together in batch else None

@@ -6,15 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import (
-    Algorithm,
-    component_scores,
-    estimate_advantages,
-    policy_objective,
-    shape_scores,
-    token_weights,
-)
-from rlprims.diagnostics import policy_update, token_mean
+from rlprims import algorithms
+from rlprims.algorithms import Algorithm
+from rlprims.diagnostics import mean_over_tokens, ratio_stats
 from rlprims.interop._loss_data import LOSS_DATA
 from rlprims.interop.trl._settings import Settings, contradictions
 from rlprims.types import Metrics, Totals
@@ -56,10 +50,8 @@ class Hooks:
         trainer: Any = self
         name = self.algorithm.name
         if problems := contradictions(self.settings, self.algorithm, trainer.args):
-            raise ValueError(
-                "these settings of the configuration contradict the algorithm, which determines the computation:\n"
-                + "\n".join(problems)
-            )
+            what = "these settings of the configuration contradict the algorithm, which determines the computation:"
+            raise ValueError("\n".join([what, *problems]))
         if trainer.aux_loss_enabled:
             raise ValueError(f"{name} has no router_aux_loss_coef: set it to 0")
         if trainer.use_vllm and (problem := self._vllm_problem()):
@@ -89,38 +81,36 @@ class Hooks:
         mask = sampled_mask(output)
         scorable = ~self._rewards.isnan().all(1)
         rewards = self._rewards.nan_to_num(0.0)
+        first = torch.arange(mask.shape[1], device=mask.device) == 0
         samples = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         data = {
             **dict(zip(trainer.reward_func_names, rewards.unbind(1), strict=True)),
             "scores": rewards @ trainer.reward_weights.to(rewards.device),
             "group_ids": torch.arange(len(rewards), device=rewards.device) // samples,
             "valid_rows": scorable,
-            "response_mask": self._gather(_with_tokens(mask)) & scorable[:, None],
+            # The score of a fully masked response is still in its baseline, so it gets one token.
+            "response_mask": self._gather(mask | (first & ~mask.any(1, keepdim=True))) & scorable[:, None],
         }
         for name, trl_name in (("old_log_probs", "old_per_token_logps"), ("ref_log_probs", "ref_per_token_logps")):
             if name in self.scored and trl_name in output:
                 data[name] = self._gather(torch.where(mask, output[trl_name], 0.0))
-        data |= component_scores(self.algorithm, data)
-        data |= shape_scores(self.algorithm, data)
+        data |= algorithms.component_scores(self.algorithm, data)
+        data |= algorithms.shape_scores(self.algorithm, data)
         kl = self.algorithm.kl_in_reward
         kl_coef = kl.controller.hyperparameters["kl_coef"] if kl else 0.0
-        advantages = estimate_advantages(self.algorithm, data, kl_coef=kl_coef)["advantages"]
-        self._log_advantages((advantages.sum(1) / data["response_mask"].sum(1).clamp(min=1)).tolist())
-        first = trainer.accelerator.process_index * len(mask)
-        return advantages[first : first + len(mask), : mask.shape[1]]
+        advantages = algorithms.estimate_advantages(self.algorithm, data, kl_coef=kl_coef)["advantages"]
+        means = (advantages.sum(1) / data["response_mask"].sum(1).clamp(min=1)).tolist()
+        logged = trainer._logs["advantages"]  # the table of completions, which has TRL's
+        for _ in range(min(len(means), len(logged))):
+            logged.pop()
+        logged.extend(means)
+        own = trainer.accelerator.process_index * len(mask)
+        return advantages[own : own + len(mask), : mask.shape[1]]
 
     def _gather(self, rows: Tensor) -> Tensor:
         trainer: Any = self
         gathered: Tensor = trainer.accelerator.gather(trainer.accelerator.pad_across_processes(rows, dim=1))
         return gathered
-
-    def _log_advantages(self, means: list[float]) -> None:
-        """Replace TRL's advantages in the table of completions."""
-        trainer: Any = self
-        logged = trainer._logs["advantages"]
-        for _ in range(min(len(means), len(logged))):
-            logged.pop()
-        logged.extend(means)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         trainer: Any = self
@@ -147,15 +137,14 @@ class Hooks:
         if "ref_per_token_logps" in inputs:
             data["ref_log_probs"] = inputs["ref_per_token_logps"]
         bounds = {name: self.algorithm.policy_loss.hyperparameters.get(name) for name in ("clip_low", "clip_high")}
-        self._log(policy_update(log_probs, old, data["advantages"], mask, **bounds))
-        self._log({"entropy": token_mean(entropies.detach(), mask)})
-        return policy_objective(self.algorithm, data | token_weights(self.algorithm, data))
+        self._log(ratio_stats(log_probs, old, data["advantages"], mask, **bounds))
+        self._log({"entropy": mean_over_tokens(entropies.detach(), mask)})
+        return algorithms.policy_objective(self.algorithm, data | algorithms.token_weights(self.algorithm, data))
 
     def _totals(self, inputs: Mapping[str, Any], mask: Tensor) -> Totals:
-        """The totals of one optimizer step as TRL counts them, divided by the number of processes.
+        """The totals of one optimizer step as TRL counts them, per process, because gradients are averaged over these.
 
-        The division is there because gradients are averaged over processes. Tokens are the mean over the steps of one
-        generation. A response without a token counts as a sequence.
+        Tokens are the mean over the steps of one generation. A response without a token counts as a sequence.
         """
         trainer: Any = self
         tokens, sequences = inputs["num_items_in_batch"] / trainer.accelerator.num_processes, len(mask)
@@ -177,22 +166,7 @@ def sampled_mask(batch: Mapping[str, Any]) -> Tensor:
     return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
 
 
-def _with_tokens(mask: Tensor) -> Tensor:
-    """The mask with one token in every response: the score of a fully masked response is still in its baseline."""
-    first = torch.zeros_like(mask)
-    first[:, 0] = True
-    return torch.where(mask.any(1, keepdim=True), mask, first)
-
-
 _MODEL_INPUTS = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
+    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
+    *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 )

@@ -3,12 +3,12 @@
 A setting with TRL's default is ignored, except ``beta``, because it also decides whether TRL loads a reference.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
 from rlprims import advantage, corrections, filters, losses
-from rlprims.algorithms import Algorithm, LossTerm, Use
+from rlprims.algorithms import Algorithm, BoundFunction, LossTerm
 
 Settings: TypeAlias = Mapping[str, tuple[Callable[[Algorithm, Any], Any], str]]
 """For each setting: the algorithm's value in TRL's terms (None if it has none), and the change that sets another."""
@@ -44,7 +44,7 @@ def kl_coefficient(a: Algorithm, args: Any) -> float:
 
 def _number(term: LossTerm) -> float:
     """The coefficient of a term. A controller is an error that was raised before."""
-    return 0.0 if isinstance(term.coefficient, Use) else term.coefficient
+    return 0.0 if isinstance(term.coefficient, BoundFunction) else term.coefficient
 
 
 _CLIPPED, _SEQUENCE = (losses.clipped_surrogate,), (losses.gspo, losses.gspo_token)
@@ -66,9 +66,10 @@ def _loss_type(a: Algorithm, args: Any) -> str | None:
     return names[0] if names else None
 
 
-def _hyperparameter(name: str) -> Callable[[Algorithm, Any], Any]:
-    """A hyperparameter of the policy loss."""
-    return lambda a, args: a.policy_loss.hyperparameters.get(name)
+def _of_loss(name: str, preset: str = "") -> tuple[Callable[[Algorithm, Any], Any], str]:
+    """A hyperparameter of the policy loss, and the change that sets another."""
+    change = f"replace(policy_loss={{{{'{name}': {{!r}}}}}})" + f" of algorithms.{preset}()" * bool(preset)
+    return lambda a, args: a.policy_loss.hyperparameters.get(name), change
 
 
 def _upper_bound(a: Algorithm, args: Any) -> float | None:
@@ -110,7 +111,7 @@ def _opsm(a: Algorithm, args: Any) -> float | None:
 
 
 def _entropy_coefficient(a: Algorithm, args: Any) -> float:
-    return sum(_number(term) for term in a.loss_terms if term.loss.fn is losses.entropy)
+    return sum(_number(term) for term in a.loss_terms if term.loss.fn is losses.negative_entropy)
 
 
 def _weighted(a: Algorithm, args: Any) -> bool | None:
@@ -118,31 +119,23 @@ def _weighted(a: Algorithm, args: Any) -> bool | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _cap(a: Algorithm, args: Any) -> float | None:
-    capped = [part.hyperparameters["high"] for part in _weights(a)]
-    return capped[0] if len(capped) == 1 else None
+def _weight(name: str) -> Callable[[Algorithm, Any], float | None]:
+    """A bound of the only correction by weights."""
 
+    def bound(a: Algorithm, args: Any) -> float | None:
+        bounds = [part.hyperparameters.get(name) for part in a.corrections if "high" in part.hyperparameters]
+        return bounds[0] if len(bounds) == 1 else None
 
-def _floor(a: Algorithm, args: Any) -> float | None:
-    floors = [part.hyperparameters.get("low") for part in _weights(a)]
-    return floors[0] if len(floors) == 1 else None
+    return bound
 
 
 def _mode(a: Algorithm, args: Any) -> str | None:
     modes = {corrections.tis: "token_truncate", corrections.mis: "sequence_mask"}
-    return next((modes.get(part.fn) for part in _weights(a)), None)
-
-
-def _weights(a: Algorithm) -> Iterator[Use]:
-    return (part for part in a.corrections if "high" in part.hyperparameters)
+    return next((modes.get(part.fn) for part in a.corrections if "high" in part.hyperparameters), None)
 
 
 def _normalized(a: Algorithm, args: Any) -> bool:
     return a.normalization is not None and a.normalization.fn is advantage.whiten
-
-
-def _no_counterpart(a: Algorithm, args: Any) -> None:
-    return None
 
 
 _SHARED: Settings = {
@@ -152,7 +145,7 @@ _SHARED: Settings = {
 }
 GRPO: Settings = {
     **_SHARED,
-    "delta": (_hyperparameter("dual_clip"), "replace(policy_loss={{'dual_clip': {!r}}})"),
+    "delta": _of_loss("dual_clip"),
     "loss_type": (_loss_type, "take the preset {!r}, or replace(policy_loss=..., aggregation=...)"),
     "importance_sampling_level": (_level, "replace(policy_loss=losses.gspo)"),
     "scale_rewards": (_scale, "replace(advantage={{'normalize_std': ..., 'std_over': ...}}) for {!r}"),
@@ -160,27 +153,17 @@ GRPO: Settings = {
     "top_entropy_quantile": (_entropy_quantile, "replace(token_selection=use(filters.high_entropy, fraction={!r}))"),
     "off_policy_mask_threshold": (_opsm, "replace(corrections=(use(corrections.opsm, delta={!r}),))"),
     "use_bias_correction_kl": (_weighted, "take losses.kl, without the ratio, in its loss term"),
-    "entropy_coef": (_entropy_coefficient, "add LossTerm(coefficient={!r}, loss=use(losses.entropy))"),
-    "use_adaptive_entropy": (_no_counterpart, "take a fixed entropy_coef"),
-    "sapo_temperature_pos": (
-        _hyperparameter("tau_pos"),
-        "replace(policy_loss={{'tau_pos': {!r}}}) of algorithms.sapo()",
-    ),
-    "sapo_temperature_neg": (
-        _hyperparameter("tau_neg"),
-        "replace(policy_loss={{'tau_neg': {!r}}}) of algorithms.sapo()",
-    ),
-    **{
-        f"vespo_{name}": (_hyperparameter(name), f"replace(policy_loss={{{{'{name}': {{!r}}}}}}) of algorithms.vespo()")
-        for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
-    },
+    "entropy_coef": (_entropy_coefficient, "add LossTerm(coefficient={!r}, loss=use(losses.negative_entropy))"),
+    "use_adaptive_entropy": (lambda a, args: None, "take a fixed entropy_coef"),
+    **{f"sapo_temperature_{side}": _of_loss(f"tau_{side}", "sapo") for side in ("pos", "neg")},
+    **{f"vespo_{name}": _of_loss(name, "vespo") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
     "vllm_importance_sampling_mode": (_mode, "replace(corrections=...) by what {!r} is"),
-    "vllm_importance_sampling_clip_max": (_cap, "replace(corrections=(use(corrections.tis, high={!r}),))"),
-    "vllm_importance_sampling_clip_min": (_floor, "replace(corrections=...) with low={!r}"),
+    "vllm_importance_sampling_clip_max": (_weight("high"), "replace(corrections=(use(corrections.tis, high={!r}),))"),
+    "vllm_importance_sampling_clip_min": (_weight("low"), "replace(corrections=...) with low={!r}"),
 }
 RLOO: Settings = {
     **_SHARED,
     "beta": (kl_coefficient, "replace(kl_in_reward=KLInReward(controller=use(controllers.FixedKL, kl_coef={!r})))"),
     "normalize_advantages": (_normalized, "replace(normalization=advantage.whiten)"),
-    "reward_clip_range": (_no_counterpart, "clip in the reward function"),
+    "reward_clip_range": (lambda a, args: None, "clip in the reward function"),
 }

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm
+from rlprims.algorithms._algorithm import check_algorithm
 from rlprims.controllers import FixedKL
 from rlprims.interop._package import package
 from rlprims.interop.trl._hooks import Hooks, sampled_mask
@@ -19,8 +20,7 @@ def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
     keep their meaning (``num_generations``, ``num_iterations``, batch sizes, ``reward_weights``,
     ``mask_truncated_completions``). The algorithm determines the computation: its settings in the configuration
     (``beta``, ``epsilon``, ``loss_type``, ``scale_rewards``, ...) must have TRL's default or the algorithm's value.
-    ``beta`` must always have the algorithm's value, the coefficient of the KL, or 0 without a KL, because TRL loads the
-    reference by it.
+    ``beta`` must always have the algorithm's value, the KL's coefficient (0 without KL): TRL loads the reference by it.
 
     Raises:
         ImportError: TRL is not installed.
@@ -35,16 +35,13 @@ def rloo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
 
     ``RLOOTrainer = rloo_trainer(algorithms.rloo(dialect="trl-1.16"))``, as for :func:`grpo_trainer`. This trainer has
     the log-probs of policy and reference before the update, so ``kl_in_reward`` works too, with a fixed coefficient,
-    TRL's ``beta`` (0.05 by default).
-
-    Raises:
-        ImportError: TRL is not installed.
-        ValueError: as :func:`grpo_trainer`.
+    TRL's ``beta`` (0.05 by default). It raises the same errors.
     """
     return _trainer("RLOOTrainer", _RLOOHooks, algorithm, base)
 
 
 def _trainer(name: str, hooks: type[Hooks], algorithm: Algorithm, base: Any) -> Any:
+    check_algorithm(algorithm)
     problems = hooks.problems(algorithm)
     if problems:
         raise ValueError(f"TRL's trainer cannot run {algorithm.name}: {'; '.join(problems)}")
@@ -60,10 +57,8 @@ class _GRPOHooks(Hooks):
     def problems(cls, algorithm: Algorithm) -> list[str]:
         problems = super().problems(algorithm)
         if algorithm.kl_in_reward is not None:
-            problems.append(
-                "kl_in_reward needs log-probs before the update, which this trainer does not have: use a loss term, "
-                "or rloo_trainer"
-            )
+            needs = "kl_in_reward needs log-probs before the update, which this trainer does not have"
+            problems.append(f"{needs}: use a loss term, or rloo_trainer")
         return problems
 
     def _vllm_problem(self) -> str | None:

@@ -27,8 +27,7 @@ def to_verifiers(
     """A ``verifiers.MultiTurnEnv`` that runs an rlprims environment; return it from a ``load_environment``.
 
     The reward is the sum of the rewards of all steps; each is also the reward of its step in the trajectory. The
-    environment answers every message, also the last one of ``max_turns``. An exception becomes the ``error`` in the
-    state of that rollout.
+    environment answers every message, also the last of ``max_turns``. An exception becomes ``error`` in the state.
 
     Args:
         make: the class of the environment, called with the fields of a row.
@@ -128,10 +127,7 @@ def _rubric(columns: Sequence[str]) -> Any:
 
 
 def _data_set(data: Sequence[Mapping[str, Any]]) -> Any:
-    """The data set of verifiers. The prompt has the fields of the row as text until ``reset`` returns the messages.
-
-    As text the fields need no common types.
-    """
+    """The data set of verifiers. Until ``reset`` the prompt is the row as text, because fields may differ in type."""
     texts = [json.dumps(dict(row), ensure_ascii=False) for row in data]
     made = [{"prompt": [{"role": "user", "content": text}], "info": text} for text in texts]
     return importlib.import_module("datasets").Dataset.from_list(made)

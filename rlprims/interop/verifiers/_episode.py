@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Literal
 
 from rlprims._event_loop import event_loop
-from rlprims.environments import Message, Start, Step
+from rlprims.environments import FirstMessages, Message, Step
 from rlprims.interop.verifiers._package import loaded
 from rlprims.interop.verifiers._rollout import Rollout
 
@@ -40,7 +40,7 @@ class Verifiers:
         self.name, self.index, self.split, self.options = name, index, split, json.dumps(options or {}, sort_keys=True)
         self.rollout: Rollout | None = None
 
-    async def reset(self) -> Start:
+    async def reset(self) -> FirstMessages:
         environment, data = await asyncio.to_thread(loaded, self.name, self.split, self.options)
         if not 0 <= self.index < len(data):
             raise ValueError(f"{self.name}: expected an index below {len(data)}, its rows, got {self.index}")

@@ -12,11 +12,10 @@ from rlprims.interop.verifiers._package import package
 def as_theirs(message: Message, number: int) -> Any:
     """The model's message as a response of verifiers; ``number`` makes the ids of its calls unique."""
     vf = package()
+    functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = [
-        vf.ToolCall(
-            id=f"call_{number}_{i}", name=call["function"]["name"], arguments=json.dumps(call["function"]["arguments"])
-        )
-        for i, call in enumerate(message.get("tool_calls", ()))
+        vf.ToolCall(id=f"call_{number}_{i}", name=function["name"], arguments=json.dumps(function["arguments"]))
+        for i, function in enumerate(functions)
     ]
     cut = message.get("finish") == "length"
     written = vf.ResponseMessage(
@@ -30,10 +29,8 @@ def as_theirs(message: Message, number: int) -> Any:
 
 def as_ours(message: Any) -> dict[str, Any]:
     """A message of verifiers in the form of chat templates, with the ids of its calls."""
-    ours: dict[str, Any] = {
-        "role": "user" if message.role == "text" else message.role,
-        "content": _text(message.content),
-    }
+    role = "user" if message.role == "text" else message.role
+    ours: dict[str, Any] = {"role": role, "content": _text(message.content)}
     if message.role == "tool":
         ours["tool_call_id"] = message.tool_call_id
     calls, malformed = list[dict[str, Any]](), list[str]()
@@ -57,8 +54,7 @@ def _text(content: Any) -> str:
 
 
 def with_call_ids(messages: Sequence[Message], answered: Any) -> list[dict[str, Any]]:
-    """The answers with the ids of their calls: in the order of the calls, as from ``answer_calls``, malformed ones
-    last."""
+    """The answers with the ids of their calls, in the order of ``answer_calls``: malformed ones last."""
     calls = as_ours(answered).get("tool_calls", [])
     good = [call["id"] for call in calls]
     ids = iter([*good, *(call.id for call in answered.tool_calls or () if call.id not in good)])

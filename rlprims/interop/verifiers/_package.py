@@ -17,9 +17,8 @@ def package() -> Any:
         importlib.import_module("verifiers.envs.environment")  # removed in 0.4
         return importlib.import_module("verifiers")
     except ImportError as error:
-        raise ImportError(
-            f"interop.verifiers needs verifiers from 0.1.14 to 0.3.1 ({error}): pip install verifiers==0.3.1"
-        ) from None
+        needed = "verifiers from 0.1.14 to 0.3.1"
+        raise ImportError(f"interop.verifiers needs {needed} ({error}): pip install verifiers==0.3.1") from None
 
 
 _LOADING = threading.Lock()
@@ -27,12 +26,9 @@ _LOADING = threading.Lock()
 
 @cache
 def _made(name: str, options: str) -> Any:
-    vf = package()
+    vf, arguments = package(), json.loads(options)
     with _without_signal_handlers():
-        if "." in name:
-            made = import_path(name)(**json.loads(options))
-        else:
-            made = vf.load_environment(name, **json.loads(options))
+        made = import_path(name)(**arguments) if "." in name else vf.load_environment(name, **arguments)
     if not isinstance(made, vf.Environment):
         raise TypeError(f"{name}: expected an environment of verifiers, got {type(made).__name__}")
     if made.requires_group_rollouts:

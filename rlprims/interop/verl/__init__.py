@@ -5,25 +5,13 @@ and ``from_verl`` convert between the containers. ``DataProto`` is that of rlpri
 """
 
 from rlprims.interop.verl._container import (
-    DataProto,
-    fold_batch_dim,
-    pad_dataproto_to_divisor,
-    unfold_batch_dim,
-    unpad_dataproto,
-)
+    DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim, unpad_dataproto,
+)  # fmt: skip
 from rlprims.interop.verl._data_proto import from_verl, to_verl
 from rlprims.interop.verl._install import Installed, install
 from rlprims.interop.verl._rewards import compute_score
 
 __all__ = [
-    "DataProto",
-    "Installed",
-    "compute_score",
-    "fold_batch_dim",
-    "from_verl",
-    "install",
-    "pad_dataproto_to_divisor",
-    "to_verl",
-    "unfold_batch_dim",
-    "unpad_dataproto",
-]
+    "DataProto", "Installed", "compute_score", "fold_batch_dim", "from_verl", "install", "pad_dataproto_to_divisor",
+    "to_verl", "unfold_batch_dim", "unpad_dataproto",
+]  # fmt: skip

@@ -18,6 +18,7 @@ from rlprims import data_proto
 from rlprims.data_proto import BatchError, MissingField
 from rlprims.data_proto._columns import Array, Columns, byte_count, names, object_array, row_range, take
 from rlprims.data_proto._convert import bytes_text
+from rlprims.data_proto._rows import extended, gathered
 
 D = TypeVar("D", bound=data_proto.DataProto)
 
@@ -65,7 +66,6 @@ class DataProto(data_proto.DataProto):
         Raises:
             BatchError: not one number per row, or a negative one.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(3)}).sample_level_repeat([2, 0, 1])["ids"].tolist()
         [0, 0, 2]
         """
@@ -74,11 +74,9 @@ class DataProto(data_proto.DataProto):
         except (TypeError, ValueError, RuntimeError):
             times = torch.empty(())  # not numbers: the shape is wrong
         if times.shape != (len(self),) or (times.numel() and (times.is_floating_point() or int(times.min()) < 0)):
-            raise BatchError(
-                f"sample_level_repeat: got {repeat_times!r} for {len(self)} rows, "
-                "expected one integer per row, at least 0"
-            )
-        return self._gather(row_range(len(self)).repeat_interleave(times.long()))
+            given = f"{repeat_times!r} for {len(self)} rows"
+            raise BatchError(f"sample_level_repeat: got {given}, expected one integer per row, at least 0")
+        return gathered(self, row_range(len(self)).repeat_interleave(times.long()))
 
     def padding(self, padding_size: int, padding_candidate: str = "last") -> Self:
         """The batch with ``padding_size`` more rows at the end, copies of its "first" or its "last" row.
@@ -86,20 +84,17 @@ class DataProto(data_proto.DataProto):
         Raises:
             BatchError: a negative size, another candidate, or no row to copy.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(2)}).padding(2, "first")["ids"].tolist()
         [0, 1, 0, 0]
         """
         rows = len(self)
         if padding_size < 0 or padding_candidate not in ("first", "last"):
-            raise BatchError(
-                f"padding: got size {padding_size} and candidate {padding_candidate!r}, expected a size of at least 0 "
-                "and 'first' or 'last'"
-            )
+            given = f"size {padding_size} and candidate {padding_candidate!r}"
+            raise BatchError(f"padding: got {given}, expected a size of at least 0 and 'first' or 'last'")
         if padding_size and not rows:
             raise BatchError(f"padding: the batch has no rows, so there is none to copy; {self._fields()}")
         row = 0 if padding_candidate == "first" else rows - 1
-        return self._extended(torch.full((padding_size,), row, device="cpu"))
+        return extended(self, torch.full((padding_size,), row, device="cpu"))
 
     def make_iterator(
         self,
@@ -119,7 +114,6 @@ class DataProto(data_proto.DataProto):
         Raises:
             BatchError: at the call, a size that does not divide the rows, a negative number, or an unknown option.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)})
         >>> [part["ids"].tolist() for part in data.make_iterator(2, epochs=1)]
         [[0, 1], [2, 3]]
@@ -139,7 +133,7 @@ class DataProto(data_proto.DataProto):
             for _ in range(epochs if len(self) else 0):
                 if in_random_order:
                     order = torch.randperm(len(self), generator=generator, device="cpu")
-                    yield from map(self._gather, torch.split(order, mini_batch_size))
+                    yield from (gathered(self, rows) for rows in torch.split(order, mini_batch_size))
                 else:
                     yield from self.split(mini_batch_size)
 
@@ -153,7 +147,6 @@ class DataProto(data_proto.DataProto):
         Raises:
             BatchError: the size does not divide the rows, or a field is jagged, so that its rows have no common shape.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> data = DataProto.from_dict({"ids": torch.arange(4)}, {"uid": ["a", "a", "b", "b"]})
         >>> folded = data.fold_batch_dim(2)
         >>> folded["ids"].tolist(), folded["uid"].tolist()
@@ -163,10 +156,8 @@ class DataProto(data_proto.DataProto):
         """
         columns, rows = self._columns(), len(self)
         if new_batch_size < 1 or rows % new_batch_size:
-            raise BatchError(
-                f"fold_batch_dim: {rows} rows cannot be folded into {new_batch_size} equal rows; use "
-                f"pad_to_divisor({new_batch_size}) first"
-            )
+            fix = f"use pad_to_divisor({new_batch_size}) first"
+            raise BatchError(f"fold_batch_dim: {rows} rows cannot be folded into {new_batch_size} equal rows; {fix}")
         _check_dense(columns.tensors)
         return self._like(_rearranged(columns, "(b g) ... -> b g ...", new_batch_size, b=new_batch_size))
 
@@ -176,7 +167,6 @@ class DataProto(data_proto.DataProto):
         Raises:
             BatchError: the columns do not have the same first dimensions.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> DataProto.from_dict({"ids": torch.zeros(2, 3, 4)}).unfold_batch_dim()["ids"].shape
         torch.Size([6, 4])
         """
@@ -185,10 +175,8 @@ class DataProto(data_proto.DataProto):
         leading = {name: tuple(column.shape[:batch_dims]) for name, column in columns.by_name().items()}
         sizes = next(iter(leading.values()), (len(self),))
         if batch_dims < 1 or {*leading.values()} - {sizes} or (leading and len(sizes) < batch_dims):
-            raise BatchError(
-                f"unfold_batch_dim: expected columns with the same first {batch_dims} dimensions, got {leading}; "
-                f"{self._fields()}"
-            )
+            wanted = f"columns with the same first {batch_dims} dimensions"
+            raise BatchError(f"unfold_batch_dim: expected {wanted}, got {leading}; {self._fields()}")
         axes = " ".join(f"b{number}" for number in range(batch_dims))
         return self._like(_rearranged(columns, f"{axes} ... -> ({axes}) ...", math.prod(sizes)))
 
@@ -201,7 +189,6 @@ class DataProto(data_proto.DataProto):
             MissingField: a split key that is not a column.
             BatchError: ``n_split`` does not divide the second dimension, or a field to split is jagged.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> data = DataProto.from_dict({"pair": torch.tensor([[1, 2], [3, 4]])}, {"uid": ["a", "b"]})
         >>> cut = data.unfold_column_chunks(2, split_keys=["pair"])
         >>> cut["pair"].tolist(), cut["uid"].tolist()
@@ -241,7 +228,6 @@ class DataProto(data_proto.DataProto):
     def print_size(self, prefix: str = "") -> str:
         """The sizes of the parts, as a text to print or to log.
 
-        >>> from rlprims.interop.verl import DataProto
         >>> DataProto.from_dict({"ids": torch.arange(3)}, {"uid": ["a", "b", "c"]}).print_size("rollout")
         'rollout: batch 24 B, non_tensor_batch 24 B'
         """
@@ -283,11 +269,9 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     return data.unfold_batch_dim(batch_dims)
 
 
-def _rearranged(columns: Columns, pattern: str, rows: int, **lengths: int) -> Columns:
+def _rearranged(columns: Columns, pattern: str, rows: int, **sizes: int) -> Columns:
     """All columns by a pattern of einops, as that many rows; arrays are copied."""
-    return columns.map(
-        lambda x: rearrange(x, pattern, **lengths), lambda x: rearrange(x, pattern, **lengths).copy(), rows
-    )
+    return columns.map(lambda x: rearrange(x, pattern, **sizes), lambda x: rearrange(x, pattern, **sizes).copy(), rows)
 
 
 def _check_dense(tensors: Mapping[str, Tensor]) -> None:

@@ -8,8 +8,7 @@ Both functions do not change their argument. What the result shares with it:
 - ``meta_info`` is copied at every depth;
 - the TensorDict around the tensors is new, so a field that is added to one does not appear in the other.
 
-A part that is None stays None, and zero rows stay zero rows. Jagged tensors are converted too, although many methods
-of verl's container refuse them.
+A part that is None stays None. Jagged tensors are converted too, although many methods of verl's container refuse them.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def to_verl(data: data_proto.DataProto) -> Any:
 def from_verl(data: Any) -> DataProto:
     """A batch of this library, with verl's further methods, from a ``verl.DataProto`` or any object with its parts.
 
-    verl need not be installed. A part may be None. verl's flag for automatic padding stays in the metadata and has no
-    effect.
+    verl need not be installed. A part may be None. verl's flag for automatic padding stays in meta_info, unused.
 
     Raises:
         BatchError: (a ValueError) an object without the three parts, or parts that verl allows and this library does

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from rlprims.advantage import discounted_returns
-from rlprims.algorithms import Use
+from rlprims.algorithms import BoundFunction
 from rlprims.grouping import dense_ids
-from rlprims.interop.verl._config import configured
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
@@ -20,7 +19,20 @@ AVAILABLE = frozenset({"rewards", "group_ids", "baseline_scores", "response_mask
 SETTINGS = {"gamma": "gamma", "lam": "lam", "normalize_std": "norm_adv_by_std_in_grpo"}
 
 
-def estimator(part: Use, normalization: Use | None = None, *, settings: Mapping[str, str] = SETTINGS) -> Estimator:
+def configured(part: BoundFunction, config: Any, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The values in ``config`` for the hyperparameters of ``part``.
+
+    ``settings`` maps names of hyperparameters to names of verl's settings.
+    """
+    if config is None:
+        return {}
+    values = {name: config.get(settings[name], None) for name in part.hyperparameters if name in settings}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def estimator(
+    part: BoundFunction, normalization: BoundFunction | None = None, *, settings: Mapping[str, str] = SETTINGS
+) -> Estimator:
     """``part`` with verl's signature. The second result, the critic's target, is the discounted return."""
 
     def estimate(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rlprims import advantage, losses
-from rlprims.algorithms import Algorithm, Use, use
+from rlprims.algorithms import Algorithm, BoundFunction, use
 from rlprims.interop._package import package
 from rlprims.interop.verl import _estimators, _losses
 from rlprims.interop.verl._rewards import manager
@@ -60,8 +60,8 @@ def install(*algorithms: Algorithm) -> Installed:
 
 class _Kind(NamedTuple):
     module: Any
-    is_one: Callable[[Use], bool]
-    needed: Callable[[Use], frozenset[str]]
+    is_one: Callable[[BoundFunction], bool]
+    needed: Callable[[BoundFunction], frozenset[str]]
     available: frozenset[str]
     alternatives: dict[str, str]
 
@@ -87,13 +87,13 @@ _LOSSES = _Kind(
 )
 
 
-def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, Use]]:
+def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, BoundFunction]]:
     """The functions of a kind that verl can call. The others are added to ``left_out``."""
     for name in kind.module.__all__:
         part = use(getattr(kind.module, name))
         if not kind.is_one(part):
             continue
-        missing = sorted(_missing(kind, part))
+        missing = sorted(kind.needed(part) - kind.available)
         if missing or part.unbound:
             reason = f"verl does not pass {', '.join(missing)}" if missing else f"needs {', '.join(part.unbound)}"
             left_out[name] = "; ".join([reason, *([kind.alternatives[name]] if name in kind.alternatives else [])])
@@ -101,15 +101,11 @@ def _parts(kind: _Kind, left_out: dict[str, str]) -> Iterator[tuple[str, Use]]:
             yield name, part
 
 
-def _missing(kind: _Kind, part: Use) -> frozenset[str]:
-    return kind.needed(part) - kind.available
-
-
 def _check(algorithm: Algorithm) -> None:
     problems = [
         f"{part.path} reads {', '.join(sorted(missing))}"
         for kind, part in ((_ESTIMATORS, algorithm.advantage), (_LOSSES, algorithm.policy_loss))
-        if (missing := _missing(kind, part))
+        if (missing := kind.needed(part) - kind.available)
     ]
     if "group_ids" in algorithm.aggregation.needs:
         problems.append(f"{algorithm.aggregation.path} reads group_ids")

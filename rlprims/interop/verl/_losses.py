@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from rlprims import losses
-from rlprims.algorithms import Use, use
-from rlprims.diagnostics import policy_update
-from rlprims.interop.verl._config import configured
+from rlprims.algorithms import BoundFunction, use
+from rlprims.diagnostics import ratio_stats
+from rlprims.interop.verl._estimators import configured
 from rlprims.masking import zero_outside
 from rlprims.types import Totals
 
@@ -17,30 +17,27 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 AVAILABLE = frozenset({"log_probs", "old_log_probs", "advantages", "response_mask"})
 """The data that verl passes to a policy loss."""
 
-SETTINGS = {
-    "clip_low": "clip_ratio_low",
-    "clip_high": "clip_ratio_high",
-    "dual_clip": "clip_ratio_c",
-    "tau_pos": "tau_pos",
-    "tau_neg": "tau_neg",
-}
+SETTINGS = {"clip_low": "clip_ratio_low", "clip_high": "clip_ratio_high", "dual_clip": "clip_ratio_c"}
+SETTINGS |= {"tau_pos": "tau_pos", "tau_neg": "tau_neg"}
 
 AGGREGATIONS: Mapping[str, Callable[..., Tensor]] = {
-    "token-mean": losses.token_mean,
-    "token-sum": losses.token_sum,
-    "seq-mean-token-sum": losses.seq_mean_token_sum,
-    "seq-mean-token-mean": losses.seq_mean_token_mean,
-    "seq-mean-token-sum-norm": losses.seq_mean_token_sum_norm,
+    fn.__name__.replace("_", "-"): fn
+    for fn in (
+        *(losses.token_mean, losses.token_sum, losses.seq_mean_token_sum),
+        *(losses.seq_mean_token_mean, losses.seq_mean_token_sum_norm),
+    )
 }
 
 
-def needed(part: Use) -> frozenset[str]:
+def needed(part: BoundFunction) -> frozenset[str]:
     """The data that ``part`` needs from verl. verl passes one old policy, which also serves as the sampler's policy."""
     both = {"old_log_probs", "rollout_log_probs"}
     return part.needs if both <= part.needs else part.needs - {"rollout_log_probs"}
 
 
-def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[str, str] = SETTINGS) -> PolicyLoss:
+def policy_loss(
+    part: BoundFunction, aggregation: BoundFunction | None = None, *, settings: Mapping[str, str] = SETTINGS
+) -> PolicyLoss:
     """``part`` with verl's signature. Without ``aggregation``, verl's ``loss_agg_mode`` determines the mean."""
 
     def loss(
@@ -66,7 +63,7 @@ def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[
         if rollout_is_weights is not None:
             per_token = per_token * zero_outside(rollout_is_weights, mask)
         bounds = {name: values.get(name) for name in ("clip_low", "clip_high")}
-        metrics = policy_update(log_prob, old_log_prob, advantages, mask, **bounds)
+        metrics = ratio_stats(log_prob, old_log_prob, advantages, mask, **bounds)
         step = {} if config is None else config.global_batch_info
         return (
             _aggregate(per_token, mask, aggregation or _named(loss_agg_mode, mask, step), step),
@@ -76,22 +73,20 @@ def policy_loss(part: Use, aggregation: Use | None = None, *, settings: Mapping[
     return loss
 
 
-def _named(mode: str, mask: Tensor, step: Mapping[str, Any]) -> Use:
+def _named(mode: str, mask: Tensor, step: Mapping[str, Any]) -> BoundFunction:
     if mode not in AGGREGATIONS:
         raise ValueError(f"loss_agg_mode is {mode!r}, expected one of {', '.join(AGGREGATIONS)}")
-    if mode != "seq-mean-token-sum-norm":
-        return use(AGGREGATIONS[mode])
-    return use(AGGREGATIONS[mode], length=step.get("loss_scale_factor") or mask.shape[-1])
+    normed = {"length": step.get("loss_scale_factor") or mask.shape[-1]} if mode.endswith("-norm") else {}
+    return use(AGGREGATIONS[mode], **normed)
 
 
-def _aggregate(per_token: Tensor, mask: Tensor, aggregation: Use, step: Mapping[str, Any]) -> Tensor:
+def _aggregate(per_token: Tensor, mask: Tensor, aggregation: BoundFunction, step: Mapping[str, Any]) -> Tensor:
     """The mean over the whole mini-batch, times ``dp_size``, because verl averages gradients over ``dp_size`` ranks."""
     ranks = step.get("dp_size") or 1
     tokens, sequences = step.get("batch_num_tokens"), step.get("global_batch_size")
     if ranks > 1 and None in (tokens, sequences):
-        raise ValueError(
-            f"dp_size is {ranks}, expected batch_num_tokens and global_batch_size in global_batch_info too"
-        )
+        wanted = "batch_num_tokens and global_batch_size in global_batch_info too"
+        raise ValueError(f"dp_size is {ranks}, expected {wanted}")
     local = losses.count_totals(mask)
     totals = Totals(
         tokens=local.tokens if tokens is None else tokens,

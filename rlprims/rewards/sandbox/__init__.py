@@ -138,15 +138,12 @@ def run_cases(
 ) -> Generator[CaseResult, None, None]:
     """Run a program on each case in one sandbox, and yield the results in order; closing the generator ends it.
 
-    A case is the text of stdin. With ``function``, the name of a function of the program (or of a method of its class
-    ``Solution``), a case is the arguments as plain data. The program is compiled once, and a process is forked for each
-    case, so that a case that hangs or crashes does not affect the others. Files in the program's folder are kept
-    between cases.
+    The program is compiled once, and a process is forked for each case, so that a case that hangs or crashes does not
+    affect the others. Files in the program's folder are kept between cases.
 
     Args:
-        program: the code.
-        cases: texts, or sequences of arguments.
-        function: the name of the function to call; None: the cases are texts of stdin.
+        cases: texts of stdin; with ``function``, sequences of its arguments, plain data.
+        function: the name of the program's function, or of the method of its class ``Solution``, to call.
         before: code to put before the program: imports, helpers.
         standard_imports: names of the standard library that the program uses and does not define are imported, as the
             harnesses of APPS, TACO and LiveCodeBench do: ``List``, ``deque``, ``math``, ...
@@ -191,11 +188,10 @@ def _run_cases(
                 stopped = CaseResult("timeout", None, None)
             if stopped is None:
                 request: dict[str, Any] = {"seconds": min(limits.seconds, left), "output_bytes": limits.output_bytes}
-                request |= (
-                    {"stdin": case}
-                    if function is None
-                    else {"function": function, "arguments": _values.pack(list(case))}
-                )
+                if function is None:
+                    request["stdin"] = case
+                else:
+                    request |= {"function": function, "arguments": _values.pack(list(case))}
                 ours.settimeout(left)
                 try:
                     ours.sendall(json.dumps(request).encode() + b"\n")

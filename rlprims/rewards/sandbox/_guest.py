@@ -144,9 +144,8 @@ class Guest:
         assert self._process.stderr
         with contextlib.suppress(OSError), self._process.stdin as pipe:
             pipe.write(json.dumps(job).encode())
-        self._texts: dict[int, bytearray] = {
-            fd: bytearray() for fd in (self._process.stdout.fileno(), self._process.stderr.fileno(), self._status)
-        }
+        descriptors = (self._process.stdout.fileno(), self._process.stderr.fileno(), self._status)
+        self._texts = {fd: bytearray() for fd in descriptors}
         self._open = set(self._texts)
         self.deadline = time.monotonic() + _LONGEST_START
         self.ready = False
@@ -183,10 +182,8 @@ class Guest:
     def result(self) -> Result:
         """How the program ended. Processes that still run are killed."""
         self._end()
-        stdout, stderr = (
-            bytes(self._texts[fd][: self._limits.output_bytes]).decode("utf-8", "replace")
-            for fd in list(self._texts)[:2]
-        )
+        texts = [bytes(text[: self._limits.output_bytes]) for text in self._texts.values()]
+        stdout, stderr = (text.decode("utf-8", "replace") for text in texts[:2])
         report_lines = self._texts[self._status].decode("utf-8", "replace").splitlines()
         errors = [line.removeprefix("error ") for line in report_lines if line.startswith("error ")]
         if errors or not self.ready:

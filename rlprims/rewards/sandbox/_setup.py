@@ -47,10 +47,7 @@ def check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    check(
-        libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()),
-        f"mount {target}",
-    )
+    check(libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()), f"mount {target}")
 
 
 def separate() -> None:
@@ -119,13 +116,8 @@ def build_root(job: dict[str, Any]) -> None:
     for name, folder in job["packages"].items():
         bind_read_only("/.old" + folder, f"/box/packages/{name}")
     os.mkdir("/tmp")
-    mount(
-        "tmpfs",
-        "/tmp",
-        "tmpfs",
-        NOSUID | NODEV,
-        f"size={job['disk_mb']}m,nr_inodes={job['files_at_most'] + 1},mode=1777",
-    )
+    options = f"size={job['disk_mb']}m,nr_inodes={job['files_at_most'] + 1},mode=1777"
+    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, options)
     # Forbid namespaces inside: they would give the program capabilities and access to more parts of the kernel.
     with suppress(OSError), open("/.old/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")

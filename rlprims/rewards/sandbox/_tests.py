@@ -126,8 +126,7 @@ def main() -> None:
         end(1, f"the tests ended themselves: {error!r}")
     if expected.open:
         end(1, f"the program raised {expected.open[0]!r}, which no test expects"[:1000])
-    never = sorted(set(names) - called) if names or called else ["a function of the program"]
-    if never:
+    if never := sorted(set(names) - called) if names or called else ["a function of the program"]:
         end(_NEVER_CALLED, f"the tests never called {', '.join(never)}")
     os._exit(0)
 

@@ -6,33 +6,18 @@ options. Verifiers never run text of the model: code runs in :mod:`rlprims.rewar
 end in a :mod:`rlprims.rewards.pool`.
 """
 
+from rlprims._near import suggest_attributes
 from rlprims.rewards.verifiers._by_source import SOURCES, by_source, check_answer
 from rlprims.rewards.verifiers._code import code_asserts, code_stdin
-from rlprims.rewards.verifiers._exact import exact
-from rlprims.rewards.verifiers._f1 import f1
-from rlprims.rewards.verifiers._gsm8k import gsm8k
-from rlprims.rewards.verifiers._json_schema import json_schema
 from rlprims.rewards.verifiers._math import math
 from rlprims.rewards.verifiers._multiple_choice import multiple_choice
-from rlprims.rewards.verifiers._numeric import numeric
-from rlprims.rewards.verifiers._response_format import response_format
-from rlprims.rewards.verifiers._tagged_answer import tagged_answer
+from rlprims.rewards.verifiers._numeric import gsm8k, numeric
+from rlprims.rewards.verifiers._texts import exact, f1, json_schema, response_format, tagged_answer
 from rlprims.rewards.verifiers._thinking import without_thinking
 
 __all__ = [
-    "SOURCES",
-    "by_source",
-    "check_answer",
-    "code_asserts",
-    "code_stdin",
-    "exact",
-    "f1",
-    "gsm8k",
-    "json_schema",
-    "math",
-    "multiple_choice",
-    "numeric",
-    "response_format",
-    "tagged_answer",
-    "without_thinking",
-]
+    "SOURCES", "by_source", "check_answer", "code_asserts", "code_stdin", "exact", "f1", "gsm8k", "json_schema",
+    "math", "multiple_choice", "numeric", "response_format", "tagged_answer", "without_thinking",
+]  # fmt: skip
+
+suggest_attributes(__name__, __all__)

@@ -22,9 +22,8 @@ class Block(NamedTuple):
 def fenced_blocks(text: str, *, unclosed: bool = False) -> list[Block]:
     """All blocks between a line that ends with three backticks or tildes and an optional language, and a closing mark.
 
-    The closing mark may be at the end of the last line of code. The indentation of the opening line is removed from
-    the body. A block that is not closed is left out; with ``unclosed`` it ends where a block of Python begins, or with
-    the text.
+    The closing mark may be at the end of the last line of code. The indentation of the opening line is removed. A block
+    that is not closed is left out; with ``unclosed`` it ends where a block of Python begins, or with the text.
     """
     blocks: list[Block] = []
     language, mark, indent = "", "", 0
@@ -89,7 +88,5 @@ def python_code(text: str, blocks: Blocks, name: str | None = None, *, reads: bo
 
 def defines(code: str, name: str) -> bool:
     """Whether a line of the code defines a function, class or variable with this name."""
-    return (
-        re.search(rf"^\s*(?:(?:async\s+)?def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", code, re.M)
-        is not None
-    )
+    pattern = rf"^\s*(?:(?:async\s+)?def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*="
+    return re.search(pattern, code, re.M) is not None

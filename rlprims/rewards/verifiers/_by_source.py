@@ -5,14 +5,13 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rlprims.rewards._columns import imported
 from rlprims.rewards.verifiers._code import code_asserts, code_stdin
 from rlprims.rewards.verifiers._code_data import read_cases, read_tests
-from rlprims.rewards.verifiers._exact import exact
-from rlprims.rewards.verifiers._gsm8k import gsm8k
-from rlprims.rewards.verifiers._imported import imported
 from rlprims.rewards.verifiers._math import check_expression, math
 from rlprims.rewards.verifiers._multiple_choice import multiple_choice
-from rlprims.rewards.verifiers._numeric import numeric
+from rlprims.rewards.verifiers._numeric import gsm8k, numeric
+from rlprims.rewards.verifiers._texts import exact
 
 
 def _search(response: str, answer: Any) -> dict[str, float]:
@@ -101,17 +100,15 @@ def _verifier_of(source: str, table: Mapping[str, Callable[..., Any] | str] | No
     for pattern, verifier in SOURCES.items():
         if fnmatchcase(source.lower(), pattern.lower()):
             return _load(verifier)
-    raise ValueError(
-        f"no verifier for data_source={source!r}{_similar(source, table)}: give table={{{source!r}: function}}"
-    )
+    similar = _similar(source, table)
+    raise ValueError(f"no verifier for data_source={source!r}{similar}: give table={{{source!r}: function}}")
 
 
 def _similar(source: str, table: Mapping[str, Any] | None) -> str:
     names = {name.lower(): name for name in [*SOURCES, *(table or {})]}
     short = {name.rpartition("/")[2]: shown for name, shown in names.items()}
-    found = get_close_matches(source.lower(), names, n=3) or get_close_matches(
-        source.lower().rpartition("/")[2], short, n=3
-    )
+    source = source.lower()
+    found = get_close_matches(source, names, n=3) or get_close_matches(source.rpartition("/")[2], short, n=3)
     shown = dict.fromkeys((names | short)[name] for name in found)
     return f"; similar names are {', '.join(map(repr, shown))}" if shown else "; verifiers.SOURCES lists all"
 

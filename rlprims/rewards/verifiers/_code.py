@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from rlprims.masking import check_choice
+from rlprims.rewards._columns import imported
 from rlprims.rewards.verifiers._blocks import Blocks, defines, python_code
 from rlprims.rewards.verifiers._code_data import Cases, imports_and_helpers, read_cases, read_tests
 from rlprims.rewards.verifiers._compare import Compare, same_text, same_value
-from rlprims.rewards.verifiers._imported import imported
 
 Checker: TypeAlias = Callable[[Any, Any, Any], bool]
 
@@ -49,8 +49,6 @@ def code_stdin(
     All cases run in one sandbox, each in a forked process. ``passed`` is the share of the cases that pass.
 
     Args:
-        response: the text of the model.
-        answer: the cases.
         seconds: wall and CPU time of each case.
         total_seconds: wall time of all cases; the cases after it fail. Keep it below the pool's ``seconds``: a row that
             the pool ends has no score.
@@ -194,9 +192,8 @@ def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: 
 
     # A program that imports from __future__ must begin so.
     text = f"{cases.before}\n{program}" if cases.before else program
-    needs_imports = "__future__" not in program and not _standard_names().isdisjoint(
-        re.findall(r"[A-Za-z]\w+", program)
-    )
+    words = re.findall(r"[A-Za-z]\w+", program)
+    needs_imports = "__future__" not in program and not _standard_names().isdisjoint(words)
     text = f"{IMPORTS}\n{text}" if needs_imports else text
     for case in cases.inputs:
         if cases.function is not None:

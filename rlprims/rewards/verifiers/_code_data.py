@@ -36,9 +36,7 @@ def read_cases(answer: Mapping[str, Any] | Sequence[Any] | str, max_cases: int |
     inputs, outputs = _inputs_and_outputs(found)
     lists = all(isinstance(x, Sequence) and not isinstance(x, str) for x in (inputs, outputs))
     if not lists or not inputs or not outputs or len(inputs) != len(outputs):
-        raise ValueError(
-            "expected inputs and outputs in the answer: two lists of the same length, with at least one case"
-        )
+        raise ValueError("expected inputs and outputs in the answer: lists of the same length, at least one case")
     metadata = found.get("metadata") or {}
     metadata = _loads(metadata) if isinstance(metadata, str) else metadata
     name = found.get("fn_name") or metadata.get("func_name") or None
@@ -92,23 +90,21 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str, packages: Sequen
         listed, prompt = list(answer["test_list"] or ()), ""
         text = "\n".join([*setup, *listed, text]) if listed or text.strip() else ""
     if not text.strip():
-        raise ValueError(
-            "expected tests in the answer: statements with assert, or a mapping with 'test' or 'test_list'"
-        )
+        raise ValueError("expected tests in the answer: statements with assert, or 'test' or 'test_list' in a mapping")
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise ValueError(f"the answer's tests are not Python: {error}") from None
     _check_imports(tree, packages)
-    _check_no_class(tree, name, _classes_in(prompt) | _classes_in(str(answer.get("code") or "")))
+    solution = str(answer.get("code") or "")
+    _check_no_class(tree, name, _defined_in(prompt, ast.ClassDef) | _defined_in(solution, ast.ClassDef))
     if name and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         return Tests(f"{text}\n\ncheck({name.replace('().', '_')})\n", prompt, [name])
     if name:
         return Tests(text, prompt, [name])
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     own = _defined(tree)
-    solution = _defined_in(str(answer.get("code") or ""))
-    functions = sorted(used & solution - own)
+    functions = sorted(used & _defined_in(solution) - own)
     if not functions and not used - own - _defined_in(prompt) - set(dir(builtins)):
         raise ValueError(
             "the answer's tests call no function of the response; give the name of the tested function as entry_point, "
@@ -176,18 +172,10 @@ def _defined(tree: ast.AST) -> set[str]:
     return found
 
 
-def _defined_in(code: str) -> set[str]:
+def _defined_in(code: str, kind: Any = ast.FunctionDef | ast.ClassDef) -> set[str]:
     """The functions and classes at the top level of a program."""
     try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError):
-        return set()
-    return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-
-
-def _classes_in(code: str) -> set[str]:
-    try:
-        return {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
+        return {node.name for node in ast.parse(code).body if isinstance(node, kind)}
     except (SyntaxError, ValueError):
         return set()
 

@@ -19,6 +19,7 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _IF = re.compile(r"⟦(?:if|for|when)⟧")
 _OTHERWISE = re.compile(r"⟦(?:otherwise|else)⟧")
+_NEXT = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|ln|log|lg)|[({]")
 _LETTERS = re.compile(
     "(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|lambda|mu|nu|xi|pi|rho|sigma|tau|phi|chi|psi|omega|ell)",
     re.IGNORECASE,
@@ -90,22 +91,16 @@ def _rows(reader: Any, kind: str) -> Any:
         reader.match(_IF)
         if reader.take("}"):
             break
-        rows[-1].append(reader.inside(lambda: _cell(reader)))
+        rows[-1].append(reader.inside(lambda: Name("otherwise") if reader.match(_OTHERWISE) else reader.relation()))
         if reader.take("\n"):
             rows.append([])
-        elif not reader.take("&", ","):
+        elif not reader.take("&", ",") and not reader.match(_IF):
             reader.need("}")
             break
     lines = [tuple(row) for row in rows if row]
     if kind == "cases":
         return Group("cases", tuple(Group("()", row) if len(row) > 1 else row[0] for row in lines))
-    if any(len(row) != len(lines[0]) for row in lines):
-        reader.fail()
     return Group("matrix", tuple(Group("row", row) for row in lines))
-
-
-def _cell(reader: Any) -> Any:
-    return Name("otherwise") if reader.match(_OTHERWISE) else reader.relation()
 
 
 def _function(reader: Any, name: str) -> Any:
@@ -133,9 +128,7 @@ def _argument_of_function(reader: Any) -> Any:
     if reader.text[reader.at : reader.at + 1] in ("(", "{", "["):
         return reader.bracketed() if reader.text[reader.at] != "{" else reader.argument()
     value = reader.signed()
-    while reader.starts_factor() and not re.match(
-        r"\\(?:sin|cos|tan|cot|sec|csc|ln|log|lg)|[({]", reader.text[reader.at :]
-    ):
+    while reader.starts_factor() and not _NEXT.match(reader.text, reader.at):
         value = times(value, reader.power())
     return value
 

@@ -7,16 +7,14 @@ Compare: TypeAlias = Literal["lines", "tokens", "floats"]
 
 
 def same_text(output: str, expected: str, compare: Compare, tolerance: float) -> bool:
-    """Whether two texts are equal: in lines, up to space at their ends; in words; or in words, numbers within a
-    tolerance."""
+    """Whether two texts are equal: in lines, up to space at their ends; in words; or in words, numbers nearly."""
     if compare == "lines":
         return _lines(output) == _lines(expected)
     words, expected_words = output.split(), expected.split()
     if compare == "tokens" or len(words) != len(expected_words):
         return words == expected_words
-    return all(
-        a == b or _is_close(_number(a), _number(b), tolerance) for a, b in zip(words, expected_words, strict=True)
-    )
+    pairs = zip(words, expected_words, strict=True)
+    return all(a == b or _is_close(_number(a), _number(b), tolerance) for a, b in pairs)
 
 
 def same_value(value: Any, expected: Any, compare: Compare, tolerance: float) -> bool:
@@ -28,13 +26,11 @@ def same_value(value: Any, expected: Any, compare: Compare, tolerance: float) ->
 
 def _same(value: Any, expected: Any, compare: Compare, tolerance: float) -> bool:
     if isinstance(value, list) and isinstance(expected, list):
-        return len(value) == len(expected) and all(
-            _same(a, b, compare, tolerance) for a, b in zip(value, expected, strict=True)
-        )
+        pairs = zip(value, expected, strict=False)
+        return len(value) == len(expected) and all(_same(a, b, compare, tolerance) for a, b in pairs)
     if isinstance(value, dict) and isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(
-            _same(value[key], expected[key], compare, tolerance) for key in value
-        )
+        same_keys = value.keys() == expected.keys()
+        return same_keys and all(_same(value[key], expected[key], compare, tolerance) for key in value)
     if isinstance(value, str) and isinstance(expected, str) and compare != "lines":
         return same_text(value, expected, compare, tolerance)
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (value, expected))

@@ -34,6 +34,7 @@ _SIGNS = {
     r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=", "=<": "<=", r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=",
     r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\equiv": "≡", ":=": "=",
 }  # fmt: skip
+_OPERATOR = re.compile(r"\\(?:cup|cap|setminus|backslash|pm|mp|mid|cdot|times|div|rangle|\}|[rv]vert|rfloor|rceil)")
 _SEPARATOR = re.compile(r"[,;]\s*(?:⟦(?:or|and|OR)⟧)?|⟦(?:or|and|OR)⟧|\n")
 _NAME = re.compile(
     r"(?:m\s*)?\\angle\s*\{?[A-Z]{1,3}\}?|\\(?:triangle|overline|vec|widehat|hat|bar)\s*\{?\s*[A-Za-z]{1,3}\s*\}?"
@@ -122,14 +123,12 @@ class Reader(_Text):
             if signs[-1] == r"\approx":
                 decimal = _DECIMAL.fullmatch(self.text[start : self.at].strip())
                 sides[-1] = Rounded(sides[-1], len(decimal.group(1) or "") if decimal else None)
-        if not signs and isinstance(sides[0], Name):
-            self.fail()
         return Relation(tuple(signs), tuple(sides)) if signs else sides[0]
 
     def side(self) -> Any:
         self.skip()
         name = _NAME.match(self.text, self.at)
-        if name and not self.depth:
+        if name:
             after = self.text[name.end() :].lstrip()
             is_last = not after and self.text[: self.at].rstrip().endswith("=")
             if is_last or (_RELATION.match(after) and after[:1] in "=:\\"):
@@ -211,12 +210,8 @@ class Reader(_Text):
             return False
         if rest[0] == "|":
             return not self.bar and "|" in rest[1:]
-        if rest[0] == "[":
-            return False
         if rest[0] == "\\":
-            return not re.match(
-                r"\\(?:cup|cap|setminus|backslash|pm|mp|mid|cdot|times|div|rangle|\}|[rv]vert|rfloor|rceil)", rest
-            )
+            return not _OPERATOR.match(rest)
         return rest[0].isalnum() or rest[0] in "({⟦.§€£¥₹%"
 
     def power(self) -> Any:
@@ -357,11 +352,5 @@ def read(text: str, *, thousands: bool = True) -> Any:
         return Group("list", (read(up), read(down)))
     try:
         return Reader(text, thousands).whole()
-    except (
-        TypeError,
-        AttributeError,
-        IndexError,
-        ZeroDivisionError,
-        RecursionError,
-    ) as error:  # an operation that has no meaning
+    except (TypeError, AttributeError, IndexError, ZeroDivisionError, RecursionError) as error:  # it has no meaning
         raise Unreadable(str(error)) from None

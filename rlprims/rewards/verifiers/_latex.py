@@ -28,7 +28,7 @@ _REWRITTEN = [
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\[,;:> ]|\\(?:q?quad|enspace|thinspace|displaystyle|textstyle)(?![A-Za-z])|~", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\\$", "§"),
+        (r"(?:\bUS)?\\\$|\bUS\$", "§"),
         (r"\\[()\[\]]", ""),
         (r"\\(?:degree|deg)(?![A-Za-z])", r"^\\circ "),
         (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
@@ -102,14 +102,11 @@ def _ascii(text: str) -> list[str]:
             inner = unicodedata.normalize("NFKC", characters).replace("−", "-")
             parts.append(f"{'^' if kind == '<super' else '_'}{{{inner}}}")
         elif kind == "<fraction":
-            parts += [rf"\frac{{{a}}}{{{b}}}" for a, _, b in map(_parts_of_fraction, characters)]
+            fractions = (unicodedata.normalize("NFKC", character).partition("⁄") for character in characters)
+            parts += [rf"\frac{{{a}}}{{{b}}}" for a, _, b in fractions]
         else:
             parts.append(unicodedata.normalize("NFKC", characters) if kind == "<wide" else characters)
     return parts
-
-
-def _parts_of_fraction(character: str) -> tuple[str, str, str]:
-    return unicodedata.normalize("NFKC", character).partition("⁄")
 
 
 def _marked(found: re.Match[str]) -> str:

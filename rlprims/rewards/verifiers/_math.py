@@ -38,11 +38,6 @@ def math(response: str, answer: str | float | list[str], *, final_phrase: bool =
     sides have some. Each side of an equation must equal the answer: ``6=5`` is not 5. ``a \\approx b`` is a if b is a
     rounded, else it is wrong.
 
-    Args:
-        response: the text of the model.
-        answer: an expression, or a solution with a box.
-        final_phrase: also read "The final answer is ...".
-
     Raises:
         ValueError: the answer cannot be parsed; neither 0 nor 1 would be a correct score.
 

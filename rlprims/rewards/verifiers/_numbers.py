@@ -9,10 +9,10 @@ from itertools import islice
 
 from rlprims.rewards.verifiers._units import SCALES
 
-_DIGITS = r"\$?\d[\d,]*(?:\.\d+)?|\$?\.\d+"
-_NUMBER = re.compile("|".join(rf"[-+]?{part}" for part in _DIGITS.split("|")))
-_EXPONENT = r"(?:[eE][-+]?\d{1,3})?"
-_PLAIN = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)" + _EXPONENT)
+_DIGITS = r"\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+"""A comma has three digits after it: 1,200 is one number, 1,2 are two."""
+_NUMBER = re.compile(rf"[-+]?{_DIGITS}")
+_PLAIN = re.compile(rf"[-+]?{_DIGITS}(?:[eE][-+]?\d{{1,3}})?")
 _POWER = r"\s*(?:\\times|\\cdot|[×*·])\s*10\s*\^\s*\{?([-+]?\d{1,3})(?!\d)\}?"
 _VALUE = re.compile(
     rf"([-+]?)(?:\\[dt]?frac\s*\{{(\d{{1,99}})\}}\s*\{{(\d{{1,99}})\}}|({_DIGITS})(?:\s*/\s*(\d{{1,99}})|([eE][-+]?\d{{1,3}})|{_POWER})?)"
@@ -63,22 +63,19 @@ def marked(text: str) -> str | None:
 
 
 def plain_number(text: str) -> Decimal | None:
-    """The number if the whole text is one, else None; 1,200 is a number, 1,2 is not."""
+    """The number if the whole text is one, else None."""
     return _decimal(text) if len(text) <= _LONGEST and _PLAIN.fullmatch(text) else None
 
 
 def _value(found: re.Match[str], text: str) -> Fraction | None:
     sign, over, under, digits, divisor, exponent, power = found.groups()
-    if len(found.group()) > 3 * _LONGEST:
-        return None
     number = _decimal(digits + (exponent or "")) if digits else Decimal(over)
     below = int(under or divisor or 1)
     if number is None or below == 0:
         return None
     scale = _SCALE.match(text, found.end())
-    value = (
-        Fraction(number) / below * Fraction(10) ** int(power or 0) * (SCALES[scale.group(1).lower()] if scale else 1)
-    )
+    factor = SCALES[scale.group(1).lower()] if scale else 1
+    value = Fraction(number) / below * Fraction(10) ** int(power or 0) * factor
     return -value if sign == "-" else value
 
 

@@ -79,28 +79,19 @@ def _is_name(value: Any) -> bool:
 
 def _same_chains(gold: Relation, found: Relation) -> bool:
     """Equations and inequalities of two sides: the same up to a factor that is not 0, for inequalities positive."""
-    if any(isinstance(side, Group | Name) for side in (*gold.sides, *found.sides)):
-        return (
-            gold.signs == found.signs
-            and len(gold.sides) == len(found.sides)
-            and all(map(same, gold.sides, found.sides))
-        )
-    if len(gold.sides) != 2 or len(found.sides) != 2:
-        return (
-            gold.signs == found.signs
-            and len(gold.sides) == len(found.sides)
-            and all(map(same, gold.sides, found.sides))
-        )
+    sides = (*gold.sides, *found.sides)
+    if any(isinstance(side, Group | Name) for side in sides) or len(gold.sides) != 2 or len(found.sides) != 2:
+        return gold.signs == found.signs and all(map(same, gold.sides, found.sides))
     (sign,), (found_sign,) = gold.signs, found.signs
     a, b = gold.sides[0] - gold.sides[1], found.sides[0] - found.sides[1]
     if found_sign != sign:
         b, found_sign = -b, _FLIPPED.get(found_sign, found_sign)
-    if found_sign != sign or not a.free_symbols or a.free_symbols != b.free_symbols or _units.units_of(a):
+    if found_sign != sign or not a.free_symbols or a.free_symbols != b.free_symbols:
         return False
     ratio = (a / b).cancel()
     if not ratio.is_number:
         ratio = ratio.simplify()
-    return bool(ratio.is_number and ratio.is_finite and ratio != 0 and (sign in ("=", "!=") or ratio.is_positive))
+    return bool(ratio.is_number and ratio.is_finite and (sign in ("=", "!=") or ratio.is_positive))
 
 
 def _same_groups(gold: Any, found: Any) -> bool:
@@ -111,15 +102,14 @@ def _same_groups(gold: Any, found: Any) -> bool:
     if not isinstance(gold, Group) or not isinstance(found, Group):
         return False
     golds, founds = _vector(_flat(gold)), _vector(_flat(found))
-    if golds.kind == "ratio" == founds.kind and len(golds.parts) == len(founds.parts):
-        return all(
-            same(a * founds.parts[0], b * golds.parts[0]) for a, b in zip(golds.parts, founds.parts, strict=True)
-        )
     if golds.kind != founds.kind or len(golds.parts) != len(founds.parts):
         return False
     if golds.kind in ("list", "union", "cases"):
         return _same_in_any_order(golds.parts, founds.parts)
-    return all(same(a, b) for a, b in zip(golds.parts, founds.parts, strict=True))
+    pairs = zip(golds.parts, founds.parts, strict=True)
+    if golds.kind == "ratio":
+        return all(same(a * founds.parts[0], b * golds.parts[0]) for a, b in pairs)
+    return all(same(a, b) for a, b in pairs)
 
 
 def _same_in_any_order(golds: tuple[Any, ...], founds: tuple[Any, ...]) -> bool:
@@ -137,13 +127,9 @@ def _flat(value: Group) -> Group:
     if value.kind not in ("list", "or", "set"):
         return value
     parts: list[Any] = []
-    names: set[str] = set()
-    for part in value.parts:
-        name, sides = _equation(part)
-        if name is not None and len(sides) == 1:
-            names.add(str(name).partition("_")[0])
-    for part in value.parts:
-        name, sides = _equation(part)
+    equations = [_equation(part) for part in value.parts]
+    names = {str(name).partition("_")[0] for name, sides in equations if name is not None and len(sides) == 1}
+    for part, (name, sides) in zip(value.parts, equations, strict=True):
         if name is not None and len(sides) == 1:
             part = sides[0] if len(names) == 1 else Group("equation", (part,))
         part = _interval(part)
@@ -183,11 +169,8 @@ def _interval(value: Any) -> Any:
     if signs == ("!=",):
         return _without(tuple(others))
     if set(signs) & {">", ">="}:
-        signs, others, at = (
-            tuple(_FLIPPED.get(sign, sign) for sign in reversed(signs)),
-            others[::-1],
-            [len(signs) - at[0]],
-        )
+        signs = tuple(_FLIPPED.get(sign, sign) for sign in reversed(signs))
+        others, at = others[::-1], [len(signs) - at[0]]
     if not set(signs) <= {"<", "<="} or len(others) not in (1, 2) or (len(others) == 2 and at != [1]):
         return value
     low, high = others if len(others) == 2 else (others[0], sympy.oo) if at == [1] else (-sympy.oo, others[0])
@@ -263,9 +246,6 @@ def _same_numbers(gold: Any, found: Any) -> bool:
     difference = gold - found
     if difference.is_Rational:
         return bool(difference == 0)
-    is_infinite = [one.is_number and not one.is_finite for one in (gold, found)]
-    if any(is_infinite):
-        return bool(gold == found)
     if difference.expand() == 0:
         return True
     if not difference.free_symbols:
@@ -280,11 +260,8 @@ def _vanishes(difference: Any, gold: Any) -> bool:
     symbols = sorted(difference.free_symbols | gold.free_symbols, key=str)
     is_complex, tried = gold.has(sympy.I), 0
     for first in range(len(_POINTS)):
-        point = {
-            one: abs(value) if one.is_positive else value
-            for at, one in enumerate(symbols)
-            for value in [sympy.Rational(_POINTS[(first + at) % len(_POINTS)])]
-        }
+        points = (sympy.Rational(_POINTS[(first + at) % len(_POINTS)]) for at in range(len(symbols)))
+        point = dict(zip(symbols, points, strict=True))
         value = gold.evalf(15, subs=point)
         if value.has(sympy.nan, sympy.zoo, sympy.oo) or (not is_complex and abs(sympy.im(value)) > 1e-12):
             continue

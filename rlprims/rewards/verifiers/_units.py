@@ -33,50 +33,20 @@ SCALES = {
 }  # fmt: skip
 POWERS = {"squared": 2, "cubed": 3}
 PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-NUMBERS = {
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty"),
-    *(
-        "fifty",
-        "sixty",
-        "seventy",
-        "eighty",
-        "ninety",
-        "half",
-        "halves",
-        "third",
-        "thirds",
-        "quarters",
-        "times",
-        "minus",
-    ),
-}
+_NUMBERS = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half halves third thirds quarters times minus
+"""
+_OTHERS = "cm km mm kg ft lb oz hr yd mph or and percent per not base if for is infinity"
+NUMBERS = set(_NUMBERS.split())
 _NAMES = {
     name: names.split()[0]
     for line in _UNITS.strip().splitlines()
     for names in line.split("|")
     for name in names.split()
 } | {name: name for name in _THINGS.split()}
-BARE = (
-    {name for name in _NAMES if len(name) > 2 and name.isalpha()}
-    | {"cm", "km", "mm", "kg", "ft", "lb", "oz", "hr", "yd", "mph"}
-    | {
-        *SCALES,
-        *POWERS,
-        *PREFIXES,
-        *NUMBERS,
-        "or",
-        "and",
-        "percent",
-        "per",
-        "not",
-        "base",
-        "if",
-        "for",
-        "is",
-        "infinity",
-    }
-)
+BARE = {name for name in _NAMES if len(name) > 2 and name.isalpha()}
+BARE |= {*SCALES, *POWERS, *PREFIXES, *NUMBERS, *_OTHERS.split()}
 """Words that count as words without a command for text around them."""
 BARE |= {f"{name}s" for name in BARE if len(name) > 2} | {re.sub("y$", "ies", name) for name in BARE if len(name) > 2}
 

@@ -77,8 +77,6 @@ def times(a: Any, b: Any) -> Any:
 
 
 def added(a: Any, b: Any) -> Any:
-    if isinstance(a, Group) and isinstance(b, Group):
-        raise Unreadable("a sum of lists")
     if isinstance(a, Group):
         a, b = b, a
     if isinstance(b, Group) and b.kind != "list":

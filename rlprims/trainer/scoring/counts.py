@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlprims.algorithms import BoundFunction
 from rlprims.data_proto import DataProto
 from rlprims.trainer.scoring.columns import first_rows
 from rlprims.trainer.scoring.rewards import failure_causes
@@ -23,13 +24,15 @@ class Counts:
     means: dict[str, float] = field(default_factory=dict)
     """The means of scores, of their parts and of turns, by the names of their metrics."""
 
-    def explain(self, exhausted: str, scorers: Iterable[str]) -> str:
-        """The message of an error, with the failures of the scorers if there were any."""
+    def explain(self, exhausted: str, scorers: Iterable[str], environment: BoundFunction | None) -> str:
+        """The message of an error, with the failures of the scorers or of the environment if there were any."""
         if not self.failures:
             return exhausted
         counted = ", ".join(f"{count} {cause}" for cause, count in self.failures.most_common())
         if self.unscored < self.samples:
             return f"{exhausted}. {self.unscored} of {self.samples} responses could not be scored: {counted}"
+        if environment is not None:
+            return f"none of {self.samples} episodes of {environment.path} has a score: {counted}; {self.first_failure}"
         return (
             f"none of {self.samples} responses could be scored by {', '.join(scorers)}: {counted}; the first: "
             f"{self.first_failure!r}. Repair the verifier, or what it calls, and call it on one response"

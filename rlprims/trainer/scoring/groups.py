@@ -6,14 +6,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import (
-    Algorithm,
-    component_scores,
-    fill_invalid_scores,
-    filter_groups,
-    leave_out_rows,
-    shape_scores,
-)
+from rlprims import algorithms
+from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import kept_columns
 from rlprims.grouping import dense_ids
@@ -41,10 +35,10 @@ def split_groups(
         columns["scores"] = torch.where(columns["baseline_scores"].isfinite(), columns["scores"], torch.nan)
     if leave_out:
         added["valid_rows"] = columns["scores"].isfinite()
-    added |= leave_out_rows(algorithm, {**columns, **added})
-    columns = fill_invalid_scores(algorithm, {**columns, **added})
-    added |= {**component_scores(algorithm, columns), **shape_scores(algorithm, columns)}
-    reasons = filter_groups(algorithm, {**columns, **added})
+    added |= algorithms.leave_out_rows(algorithm, {**columns, **added})
+    columns = algorithms.fill_invalid_scores(algorithm, {**columns, **added})
+    added |= {**algorithms.component_scores(algorithm, columns), **algorithms.shape_scores(algorithm, columns)}
+    reasons = algorithms.filter_groups(algorithm, {**columns, **added})
     rows = rows.union(DataProto.from_dict(tensors=added))
     sizes = columns["group_ids"].bincount().tolist()  # in rows: a sample may have several
     ends = list(accumulate(sizes))

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlprims.data_proto import DataProto
 from rlprims.execution import RewardScorer
 from rlprims.layout import sequence_sum
-from rlprims.rewards import combine
+from rlprims.rewards import weighted_score
 from rlprims.rewards._columns import wants
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
@@ -32,7 +32,8 @@ def score(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> Dat
 
     If there are ``rm_scores``, (B,) or (B, T), these are the scores; the verifier runs only on rows where they are NaN.
     """
-    known = _known_scores(rows)
+    known = rows["rm_scores"].float() if "rm_scores" in rows else torch.full((len(rows),), torch.nan)
+    known = known if known.dim() == 1 else sequence_sum(known, rows["response_mask"])
     unknown = known.isnan()
     if unknown.all():
         return _verifier_and_reward_model(scorer, config, rows)
@@ -45,18 +46,8 @@ def score(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> Dat
     return rows.union(DataProto.from_dict(tensors=tensors, non_tensors={"failure": failures}))
 
 
-def _known_scores(rows: DataProto) -> Tensor:
-    if "rm_scores" not in rows:
-        return torch.full((len(rows),), torch.nan)
-    given: Tensor = rows["rm_scores"].float()
-    return given if given.dim() == 1 else sequence_sum(given, rows["response_mask"])
-
-
 def _verifier_and_reward_model(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> DataProto:
-    """The weighted sum; NaN if a source with a weight could not score the row.
-
-    A column that the verifier did not return counts as 0.
-    """
+    """The weighted sum; NaN if a source with a weight could not score the row. An absent number counts as 0."""
     if not config.score_parts:
         return verify(config.evaluation_verifier, rows, config.scoring)
     verifiers = config.verifiers()
@@ -77,7 +68,7 @@ def _verifier_and_reward_model(scorer: RewardScorer, config: ScoringSettings, ro
     if missing := sorted(set(weights) - set(columns) - set(rows.batch.keys())):
         raise ValueError(f"score_weights names {missing}; the columns are {sorted({*columns, *rows.batch.keys()})}")
     known = {**rows.batch, **columns}
-    scores = combine(torch.stack([known[name] for name in weights], 1), weights=tuple(weights.values()))
+    scores = weighted_score(torch.stack([known[name] for name in weights], 1), weights=tuple(weights.values()))
     for name in failed.keys() & weights.keys():
         scores = torch.where(failed[name], torch.nan, scores)
     texts = {"failure": [failure_text(row) for row in failures]}
@@ -85,11 +76,7 @@ def _verifier_and_reward_model(scorer: RewardScorer, config: ScoringSettings, ro
 
 
 def verify(verifier: RewardConfig, rows: DataProto, scoring: ScoringConfig) -> DataProto:
-    """The rows with ``scores`` and every number that the verifier returned, as columns.
-
-    If the verifier raises, returns no number, or reaches a limit, the score of that sample is NaN, and the column
-    ``failure`` has the reason.
-    """
+    """The rows with ``scores`` and every number that the verifier returned; NaN and ``failure`` where it failed."""
     by_reward = call_rewards([verifier], rows, scoring)
     columns = as_columns(by_reward, unprefixed=verifier.column)
     part = by_reward.parts[verifier.column]
@@ -111,16 +98,12 @@ def call_rewards(rewards: Sequence[RewardConfig], rows: DataProto, scoring: Scor
     scored = several([_reward(reward, scoring) for reward in rewards], responses, answers, columns, group_ids=group_ids)
     for name, part in scored.parts.items():
         for cause, example in part.causes.items():
-            if (name, cause) not in _REPORTED and (name, cause) not in _without_warning(rewards):
+            reward = next(reward for reward in rewards if reward.column == name)
+            if (name, cause) not in _REPORTED and not (reward.skips and cause == "returned None"):
                 _REPORTED.add((name, cause))
-                text = rows["response"][example.first][:200]
-                path = next(reward.path for reward in rewards if reward.column == name)
-                warnings.warn(f"{path} {cause}: {example.detail}; of {text!r}. Later ones are counted", stacklevel=2)
+                what = f"{example.detail}; of {rows['response'][example.first][:200]!r}"
+                warnings.warn(f"{reward.path} {cause}: {what}. Later ones are counted", stacklevel=2)
     return scored
-
-
-def _without_warning(rewards: Sequence[RewardConfig]) -> set[tuple[str, str]]:
-    return {(reward.column, "returned None") for reward in rewards if reward.skips}
 
 
 def data_columns(rows: DataProto) -> dict[str, list[Any]]:
@@ -148,7 +131,7 @@ def answer_check(config: ScoringSettings) -> Callable[[Any, str, Mapping[str, An
 
     def check(answer: Any, source: str, fields: Mapping[str, Any]) -> None:
         for verifier, wanted in verifiers:
-            wanted.of({**fields, "answer": answer, "data_source": source, "prompt": "", "question": ""})
+            wanted.names_in({**fields, "answer": answer, "data_source": source, "prompt": "", "question": ""})
             check_answer(verifier.fn, answer, source, dict(verifier.bound))
 
     return check
@@ -161,16 +144,9 @@ def _reward(reward: RewardConfig, scoring: ScoringConfig) -> Reward:
     assert reward.fn is not None
     if reward.workers:
         return Reward(_pool(reward, scoring), per="scores", **common)
-    return Reward(
-        reward.fn.fn,
-        per=reward.per,
-        options=dict(reward.fn.bound),
-        concurrency=reward.concurrency,
-        seconds=reward.seconds,
-        requests_per_minute=reward.requests_per_minute,
-        tokens_per_minute=reward.tokens_per_minute,
-        **common,
-    )
+    common |= {name: getattr(reward, name) for name in ("per", "concurrency", "seconds")}
+    common |= {name: getattr(reward, name) for name in ("requests_per_minute", "tokens_per_minute")}
+    return Reward(reward.fn.fn, options=dict(reward.fn.bound), **common)
 
 
 def _server(reward: RewardConfig, url: str) -> Callable[..., Any]:
@@ -206,8 +182,5 @@ def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
 
 def as_columns(scored: Several, *, unprefixed: str | None) -> dict[str, Tensor]:
     """The columns of a batch; those of the function ``unprefixed`` have no prefix with its name."""
-    columns = dict(scored.columns)
-    if unprefixed is not None and unprefixed in scored.parts:
-        prefix = f"{unprefixed}/"
-        columns = {name.removeprefix(prefix): column for name, column in columns.items()}
-    return {name: column.to(torch.float32) for name, column in columns.items()}
+    prefix = f"{unprefixed}/" if unprefixed in scored.parts else ""
+    return {name.removeprefix(prefix): column.to(torch.float32) for name, column in scored.columns.items()}

@@ -1,12 +1,10 @@
 """The settings of scoring: the verifier, the rewards, their limits and weights."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rlprims.algorithms import Use, use
-from rlprims.rewards import verifiers
+from rlprims.algorithms import BoundFunction
 from rlprims.rewards.several import Reward
 from rlprims.runs.config import RunConfig, Section
 
@@ -25,22 +23,26 @@ COMPUTED = {
 class ScoringConfig(Section):
     """Processes and limits of the verifier. The limits apply only in worker processes."""
 
-    workers: int = Field(default=0, ge=0, description="processes; 0: the trainer's own, without limits")
-    seconds: float = Field(default=10.0, gt=0, description="wall time of one response")
-    cpu_seconds: float | None = Field(default=None, gt=0, description="CPU time of one response; null: no limit")
+    workers: int = Field(
+        default=0, ge=0, description="processes that run the verifier; 0: the trainer's own process, without limits"
+    )
+    seconds: float = Field(default=10.0, gt=0, description="limit of the wall time for one response")
+    cpu_seconds: float | None = Field(default=None, gt=0, description="limit of a response's CPU time; null: none")
     memory_mb: int | None = Field(
-        default=2048, ge=1, description="address space of a worker beyond its start; null: no limit"
+        default=2048, ge=1, description="limit of a worker's address space, beyond that at its start; null: no limit"
     )
     recycle_after: int = Field(default=100_000, ge=1, description="responses after which a worker is replaced")
-    preload: tuple[str, ...] = Field(default=(), description="modules that the verifier imports when it first runs")
+    preload: tuple[str, ...] = Field(
+        default=(), description="modules that the verifier imports when it first runs, such as sympy"
+    )
     timeout: Literal["nan", "zero"] = Field(
-        default="nan", description="score of a response that reaches a limit; nan: its group is dropped, see unscored"
+        default="nan", description="score of a response whose verifier reached a limit; nan: see unscored"
     )
     thinking: tuple[str, str] | None = Field(
         default=None,
         description="opening and closing tag; the text between them is removed before the verifier reads the response",
     )
-    thinking_opened: bool = Field(default=False, description="the prompt ends with the opening tag")
+    thinking_opened: bool = Field(default=False, description="true: the prompt ends with the opening tag")
 
     @field_validator("preload")
     @classmethod
@@ -54,7 +56,7 @@ class ScoringConfig(Section):
 class RewardConfig(Section):
     """One of several reward functions: a function in this process or in workers (``fn``), or a server (``url``)."""
 
-    fn: Use | None = Field(default=None, description="(response, answer, columns by name) to a score; may be async")
+    fn: BoundFunction | None = Field(default=None, description="(response, answer, columns) to a score; may be async")
     url: str | None = Field(default=None, description="address of a server that scores, as in rewards.remote")
     name: str = Field(default="", description="its column; empty: the function's name")
     weight: float = Field(default=1.0, description="in the sum; score_weights overrides it; 0: only logged")
@@ -62,19 +64,15 @@ class RewardConfig(Section):
     skips: bool = Field(default=False, description="a result of None means that it does not apply to the response")
     workers: int = Field(default=0, ge=0, description="processes, with the limits of scoring; 0: none")
     concurrency: int | None = Field(
-        default=None, ge=1, description="calls at the same time; null: 64 if async, 8 to a server, otherwise 1"
+        default=None, ge=1, description="calls at once; null: 64 if async, 8 to a server, otherwise 1"
     )
-    seconds: float | None = Field(
-        default=None, gt=0, description="limit of one async call, or of one request to a server"
-    )
+    seconds: float | None = Field(default=None, gt=0, description="limit of an async call, or a request to a server")
     requests_per_minute: float | None = Field(default=None, gt=0)
     tokens_per_minute: float | None = Field(default=None, gt=0, description="tokens of responses, about 4 bytes each")
     rows_per_request: int = Field(default=16, ge=1, description="responses in a request to a server")
     deadline: float | None = Field(default=600.0, gt=0, description="seconds of all requests of a batch to a server")
     retries: int = Field(default=4, ge=0, description="repetitions of a failed request to a server")
-    key: str | None = Field(
-        default=None, description="environment variable with the server's key, sent as a bearer token"
-    )
+    key: str | None = Field(default=None, description="environment variable with the key, sent as a bearer token")
 
     @model_validator(mode="after")
     def _function_or_server(self) -> "RewardConfig":
@@ -85,9 +83,7 @@ class RewardConfig(Section):
         if self.url is not None and (self.workers or self.per != "answer"):
             raise ValueError("workers and per are for functions, not for servers: leave them out")
         if self.workers and (self.per != "answer" or self.concurrency or self.seconds):
-            raise ValueError(
-                "workers score one response at a time, with the limits of scoring: leave out per, concurrency, seconds"
-            )
+            raise ValueError("workers score one by one, by the limits of scoring: leave out per, concurrency, seconds")
         if self.fn is not None:
             called = {"concurrency": self.concurrency, "seconds": self.seconds, "per": self.per}
             limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
@@ -109,34 +105,27 @@ class RewardConfig(Section):
 class ScoringSettings(RunConfig):
     """The settings of a run that scores responses."""
 
-    verifier: Use | None = Field(
-        default=use(verifiers.gsm8k),
-        description="function of (response, answer) to a score, also in evaluations; null: evaluations use the first "
-        "of rewards. Default if there are rewards: null",
+    verifier: BoundFunction | None = Field(
+        default=None,
+        description="function of (response, answer) that returns a float, or a dict with score; {fn: ..., tag: "
+        "answer} sets its other arguments. Needed, unless there are rewards or an environment; null: evaluations use "
+        "the first of rewards",
     )
-    rewards: tuple[RewardConfig, ...] = Field(default=(), description="reward functions, each with a weight")
+    rewards: tuple[RewardConfig, ...] = Field(default=(), description="functions with weights, here or at a server")
     scoring: ScoringConfig = ScoringConfig()
     score_weights: dict[str, float] | None = Field(
         default=None,
         min_length=1,
-        description="columns whose weighted sum is the score, with weights: verifier_scores, reward_model_scores, "
-        "those of rewards, or any other of the verifier; null: the first three, with weight 1 or that of the reward",
+        description="columns whose weighted sum is the score: verifier_scores, reward_model_scores, those of rewards, "
+        "or any column of the verifier; null: all of the first three, with weight 1 or that of the reward",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_verifier_beside_rewards(cls, values: Any) -> Any:
-        listed = isinstance(values, Mapping) and values.get("rewards")
-        return {**values, "verifier": None} if listed and "verifier" not in values else values
 
     @model_validator(mode="after")
     def _sources_of_the_score_exist(self) -> "ScoringSettings":
         names = [reward.column for reward in self.rewards]
-        if self.verifier is None and not names:
-            raise ValueError("verifier: null needs rewards: write a function or a server in rewards")
         if repeated := sorted({n for n in names if names.count(n) > 1 or n in SCORE_COLUMNS or n in COMPUTED}):
             raise ValueError(f"rewards: {repeated} occur twice or are names of the trainer: give each a different name")
-        if not self.weights:
+        if names and not self.weights:
             raise ValueError("rewards: every weight is 0, expected at least one other weight")
         if self.verifier is None and "verifier_scores" in self.weights:
             raise ValueError("score_weights names verifier_scores, and there is no verifier: write verifier: ...")

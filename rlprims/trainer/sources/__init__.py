@@ -28,10 +28,7 @@ def sources_of(
     pace: Pace = "rounds",
     count: Callable[[Iterable[str]], None] = lambda causes: None,
 ) -> Callable[[Sampling], GroupSource]:
-    """A function that opens a source of groups of these examples, for settings of the sampling.
-
-    All prompts are padded to the longest. ``count`` is called with the causes of the problems of episodes.
-    """
+    """A function that opens a source of groups. ``count`` is called with the causes of the problems of episodes."""
     width = max(len(example.prompt_ids) for example in examples)
     runner = None if config.data.environment is None else EpisodeRunner(config, execution, tokenizer, count)
 

@@ -21,8 +21,7 @@ _SECONDS = 0.02
 class ContinuousEpisodes:
     """A source of groups of episodes. Each turn is one part of a stream, which has its own thread.
 
-    Environments run in the event loop of another thread. A turn begins when its environment has answered. It does not
-    wait for other episodes or for the trainer.
+    Environments run in the event loop of another thread. A turn begins when its environment has answered.
     """
 
     def __init__(self, runner: EpisodeRunner, open_stream: Callable[[], Stream]) -> None:

@@ -8,19 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlprims.algorithms import Use
+from rlprims.algorithms import BoundFunction
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.environments import (
-    ChatRenderer,
-    Completion,
-    Environment,
-    Episode,
-    Renderer,
-    Sample,
-    TextRenderer,
-    rollout,
-)
+from rlprims.environments import ChatRenderer, Completion, Episode, Renderer, Sampler, TextRenderer, rollout
 from rlprims.execution import Execution, Sampling
 from rlprims.trainer.data import Example
 from rlprims.trainer.scoring.columns import widened
@@ -28,6 +19,7 @@ from rlprims.trainer.sources.group import TURN, Group, example_columns
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.turns import Turn, to_batch
 
+_FIRST = 16  # episodes: if they all fail for one reason, the environment is broken
 _NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
 
 
@@ -42,12 +34,12 @@ class TurnPrompt(NamedTuple):
 class _LazyEnvironment:
     """An environment that is created from its row at the reset, in the thread and the time limit of the episode."""
 
-    def __init__(self, make: Use, row: Mapping[str, Any]) -> None:
+    def __init__(self, make: BoundFunction, row: Mapping[str, Any]) -> None:
         self.make, self.row = make, row
         self.__name__ = make.fn.__qualname__  # for messages
 
     def reset(self) -> Any:
-        self.environment: Environment = self.make(self.row)
+        self.environment = self.make(self.row)
         return self.environment.reset()
 
     def step(self, message: Any) -> Any:
@@ -77,8 +69,8 @@ class EpisodeRunner:
         self.renderer: Renderer = TextRenderer(tokenizer, calls=data.calls or "tags")
         if data.template == "chat":
             self.renderer = ChatRenderer(tokenizer, calls=data.calls or "json", **data.chat(tokenizer).arguments)
-        tokens = min(config.limits.tokens or execution.context_window, execution.context_window)
-        self.limits = config.limits.model_copy(update={"tokens": tokens})
+        tokens = min(config.episode_limits.tokens or execution.context_window, execution.context_window)
+        self.limits = config.episode_limits.model_copy(update={"tokens": tokens})
         names = list(algorithm.components)
         if algorithm.filter is not None and "scores" in algorithm.filter.keep.needs:
             names.append(algorithm.filter.metric)
@@ -86,8 +78,9 @@ class EpisodeRunner:
         """Columns that the algorithm reads, which the environment must return."""
         self.needs_acc = "acc" not in self.names or "acc" in algorithm.components
         """False if the filter can read the scores instead of ``acc``."""
+        self.first_causes = list[str]()  # why the first episodes failed; empty texts for those that did not
 
-    def episode(self, example: Example, sample_id: int, sample: Sample) -> Awaitable[Episode]:
+    def episode(self, example: Example, sample_id: int, sample: Sampler) -> Awaitable[Episode]:
         """One episode, for an event loop; ``sample`` draws its turns."""
         environment = _LazyEnvironment(self.environment, example.fields)
         return rollout(environment, sample, self.renderer, self.limits, sample_id=sample_id)
@@ -97,31 +90,35 @@ class EpisodeRunner:
         self.count(cause for episode in episodes for cause in episode.causes.elements())
         names = self._column_names(episodes)
         for episode in episodes:
-            _warn_once(self.environment.path, episode)
+            cause = (episode.failure or "").partition(": ")[0]
+            if len(self.first_causes) < _FIRST:
+                self.first_causes.append(cause)
+                if cause and self.first_causes == [cause] * _FIRST:
+                    raise ValueError(
+                        f"all of the first {_FIRST} episodes of {self.environment.path} failed for the same reason, so "
+                        f"the run stops here: {episode.failure}"
+                    )
+            if episode.failure is not None:
+                text = f": {episode.failure}. Such episodes have no score; later ones are counted"
+                _warn_once(self.environment.path, cause, text)
             if episode.is_done and (missing := sorted(set(names) - episode.columns.keys())):
                 raise ValueError(
                     f"{self.environment.path} gave no column {missing}, which the algorithm reads (filter.metric or "
                     f"components): return Step(..., done=True, columns={{{missing[0]!r}: ...}}), or set "
                     "filter.metric: scores"
                 )
-        return episode_rows(
-            episodes,
-            [group.example for group in groups for _ in group.samples],
-            [group.number for group in groups for _ in group.samples],
-            tokenizer=self.tokenizer,
-            pad_token_id=self.execution.pad_token_id,
-            version=self.execution.weights_version,
-            names=names,
-        )
+        of_each = [group for group in groups for _ in group.samples]
+        examples, numbers = [group.example for group in of_each], [group.number for group in of_each]
+        pad, version = self.execution.pad_token_id, self.execution.weights_version
+        how: dict[str, Any] = {"tokenizer": self.tokenizer, "pad_token_id": pad, "version": version, "names": names}
+        return episode_rows(episodes, examples, numbers, **how)
 
     def _column_names(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
         """The columns that the episodes must have. If none has ``acc``, the filter reads scores, as with a verifier."""
         done = [episode for episode in episodes if episode.is_done]
         if not done or self.needs_acc or any("acc" in episode.columns for episode in done):
             return self.names
-        if (self.environment.path, "acc") not in _WARNED:
-            _WARNED.add((self.environment.path, "acc"))
-            warnings.warn(f"{self.environment.path} gives no column acc: the filter looks at scores", stacklevel=3)
+        _warn_once(self.environment.path, "acc", " gives no column acc: the filter looks at scores")
         return tuple(name for name in self.names if name != "acc")
 
     def complete(self, turns: Sequence[TurnPrompt], sampling: Sampling, seed: int) -> list[Completion]:
@@ -169,12 +166,10 @@ def completions_of(rows: DataProto) -> list[Completion]:
 _WARNED: set[tuple[str, str]] = set()
 
 
-def _warn_once(path: str, episode: Episode) -> None:
-    """Warn once of each cause of failure."""
-    cause = next(reversed(episode.causes), "")
-    if episode.failure is not None and (path, cause) not in _WARNED:
+def _warn_once(path: str, cause: str, text: str) -> None:
+    if (path, cause) not in _WARNED:
         _WARNED.add((path, cause))
-        warnings.warn(f"{path}: {episode.failure}. Such episodes have no score; later ones are counted", stacklevel=3)
+        warnings.warn(f"{path}{text}", stacklevel=4)
 
 
 def episode_rows(
@@ -210,11 +205,9 @@ def episode_rows(
         "scores": [episode.score for episode in episodes],
         "turns": [float(len(episode.turns)) for episode in episodes],
         "tool_calls": [float(episode.tool_calls) for episode in episodes],
-        **{
-            name: [episode.columns.get(name, math.nan if episode.failure else 0.0) for episode in episodes]
-            for name in returned
-        },
     }
+    for name in returned:
+        of_episodes[name] = [e.columns.get(name, math.nan if e.failure else 0.0) for e in episodes]
     columns |= {name: torch.tensor(values)[which] for name, values in of_episodes.items()}
     columns["sample_id"] = torch.tensor([episodes[i].sample_id for i in which])
     columns["group"] = torch.tensor([groups[i] for i in which], dtype=torch.int64)
@@ -226,9 +219,7 @@ def episode_rows(
     texts = {
         "prompt": [tokenizer.decode(ids) for ids in prompt_ids],
         "prompt_ids": prompt_ids,
-        "response": [
-            tokenizer.decode(list(row.token_ids[row.prompt_length :]), skip_special_tokens=True) for row in rows
-        ],
+        "response": [tokenizer.decode(list(x.token_ids[x.prompt_length :]), skip_special_tokens=True) for x in rows],
         **example_columns([examples[i] for i in which]),
         "failure": [episodes[i].failure for i in which],
     }

@@ -15,8 +15,7 @@ from rlprims.trainer.data import Example
 from rlprims.trainer.sources.settings import SamplingSettings
 
 TURN = 2**40
-"""A turn is drawn as the sample ``sample_id + turn * TURN``, so its randomness is a function of (seed, sample, turn).
-The first turn is drawn like a response without an environment."""
+"""A turn is drawn as sample ``sample_id + turn * TURN``, by (seed, sample, turn); the first like a lone response."""
 
 
 class Group(NamedTuple):
@@ -31,13 +30,8 @@ class Group(NamedTuple):
 
 def example_columns(examples: Sequence[Example]) -> dict[str, list[Any]]:
     """The columns of rows that come from their examples."""
-    return {
-        "question": [example.question for example in examples],
-        "answer": [example.answer for example in examples],
-        "data_source": [example.data_source for example in examples],
-        "fields": [example.fields for example in examples],
-        "example": [example.key for example in examples],
-    }
+    names = {name: name for name in ("question", "answer", "data_source", "fields")} | {"example": "key"}
+    return {column: [getattr(example, name) for example in examples] for column, name in names.items()}
 
 
 class GroupSource(Protocol):
@@ -46,10 +40,7 @@ class GroupSource(Protocol):
     def begin(self, group: Group) -> None: ...
 
     def take(self) -> dict[int, DataProto]:
-        """Wait until a group is complete; returns the rows of all complete groups, by group number.
-
-        They have ``scores`` if the source gives them.
-        """
+        """Wait until a group is complete; returns the rows of all complete ones by number, with the source's scores."""
         ...
 
     def close(self) -> None:
@@ -84,10 +75,8 @@ class Prompts:
         """The next groups, with these numbers."""
         rows = self._draw(len(numbers)) if numbers else []
         self.groups += len(numbers)
-        return [
-            self.group(number, row, self.next_samples(self.group_size).start)
-            for number, row in zip(numbers, rows, strict=True)
-        ]
+        pairs = zip(numbers, rows, strict=True)
+        return [self.group(number, row, self.next_samples(self.group_size).start) for number, row in pairs]
 
     def group(self, number: int, row: int, first_sample: int) -> Group:
         return Group(number, self.examples[row], range(first_sample, first_sample + self.group_size), row)
@@ -133,8 +122,6 @@ class Prompts:
         return {"samples": self.samples, "groups": self.groups, "prompt_position": self.order.position, **pools}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.samples, self.groups, self.order.position = (
-            state[name] for name in ("samples", "groups", "prompt_position")
-        )
+        self.samples, self.groups, self.order.position = state["samples"], state["groups"], state["prompt_position"]
         if self.pools is not None:
             self.pools.load_state_dict(state["pools"])

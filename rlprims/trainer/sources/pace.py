@@ -5,11 +5,11 @@ pace       settings                              schedule                       
 =========  ====================================  ===========================================  ====================
 rounds     ``stream: false``                     R groups, in order; none is replaced         a generation batch
 groups     ``stream: true``                      the missing groups, those that finish first  a training batch
-updates    ``stream: true``, ``staleness`` ≥ 2   P groups, staleness − 1 ahead, window P + 1  the run
+updates    ``stream: true``, ``max_staleness`` ≥ 2   P groups, max_staleness − 1 ahead, window P + 1  the run
 =========  ====================================  ===========================================  ====================
 
 In rounds the groups of a generation batch are filtered together. Otherwise each is filtered by itself, and one that is
-dropped is replaced. With ``staleness: 1`` the next training batch is sampled as a whole while this one is trained.
+dropped is replaced. With ``max_staleness: 1`` the next training batch is sampled as a whole while this one is trained.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ Pace: TypeAlias = Literal["rounds", "groups", "updates"]
 def pace_of(config: SamplingSettings) -> Pace:
     if not config.stream:
         return "rounds"
-    return "updates" if config.staleness > 1 else "groups"
+    return "updates" if config.max_staleness > 1 else "groups"
 
 
 def is_ahead(config: SamplingSettings) -> bool:
     """Whether a whole training batch is collected while the one before it is trained."""
-    return config.staleness == 1
+    return config.max_staleness == 1
 
 
 def generation_limits(config: SamplingSettings) -> tuple[int, int | None]:
@@ -44,7 +44,7 @@ def schedule_of(config: SamplingSettings, *, first: int = 0, missing: int = 1, m
     """The schedule from group ``first`` on, for a training batch that needs ``missing`` groups of at most ``most``."""
     pace, groups = pace_of(config), config.prompts_per_step
     if pace == "updates":
-        return Schedule(groups=groups, ahead=config.staleness - 1, window=groups + 1)
+        return Schedule(groups=groups, ahead=config.max_staleness - 1, window=groups + 1)
     if pace == "rounds":
         return Schedule(groups=generation_limits(config)[0], first=first)
     return Schedule(groups=missing, window=None, first=first, most=most)
@@ -52,7 +52,7 @@ def schedule_of(config: SamplingSettings, *, first: int = 0, missing: int = 1, m
 
 def check_resumes(state: Mapping[str, Any], pace: Pace) -> None:
     """Raise a ValueError if the state is of a run whose schedule lived longer, or less long."""
-    if pace == "updates" and "schedule" not in state:
-        raise ValueError("a run of staleness 0 or 1 cannot be resumed with more: start a new run from its weights")
-    if pace != "updates" and "schedule" in state:
-        raise ValueError("a run of staleness 2 or more cannot be resumed with less: start a new run from its weights")
+    if (pace == "updates") != ("schedule" in state):
+        was, wanted = ("0 or 1", "more") if pace == "updates" else ("2 or more", "less")
+        change = f"a run of max_staleness {was} cannot be resumed with {wanted}"
+        raise ValueError(f"{change}: start a new run from its weights")

@@ -21,10 +21,9 @@ class Replay:
     """An execution whose ``generate`` returns recorded samples for the run's seed; the rest is the execution's.
 
     Samples are found by their ids, so the run needs the data, seed and group size of the recorded one. Evaluation has
-    another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``.
-
-    Each turn is a sample: the environment runs again on the recorded messages and must answer as before.
-    A recording does not have the reason why a turn ended; ``tokenizer`` and ``end_ids`` are used to find it.
+    another seed and is sampled. With ``scores`` the recorded scores are the column ``rm_scores``. Each turn is a
+    sample: the environment runs again on the recorded messages and must answer as before. ``tokenizer`` and ``end_ids``
+    are for the reason why a turn ended, which is not recorded.
     """
 
     def __init__(
@@ -37,10 +36,7 @@ class Replay:
         tokenizer: Any = None,
         end_ids: Collection[int] = (),
     ) -> None:
-        self.execution = execution
-        self.run = run
-        self.seed = seed
-        self.scores = scores
+        self.execution, self.run, self.seed, self.scores = execution, run, seed, scores
         self.tokenizer, self.end_ids = tokenizer, frozenset(end_ids)
         self.samples = _read(run)
 
@@ -57,9 +53,8 @@ class Replay:
         if seed != self.seed:
             return self.execution.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
         limit = sampling.max_new_tokens
-        rows = [
-            self._row(int(i), list(ids)) for i, ids in zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
-        ]
+        pairs = zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
+        rows = [self._row(int(i), list(ids)) for i, ids in pairs]
         if too_long := [row for row in rows if len(row["response_ids"]) > limit]:
             sample, count = too_long[0]["sample_id"], len(too_long[0]["response_ids"])
             raise ValueError(f"{self.run}: sample {sample} has {count} tokens, the limit is {limit}")
@@ -71,6 +66,7 @@ class Replay:
         log_probs = torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(sampled, dtype=torch.float32))
         sets = [ids for row in rows for ids in row.get("kept") or [[]] * len(row["response_ids"])]
         counts = torch.tensor([len(ids) for ids in sets], dtype=torch.int32)
+        versions = [int(row.get("weights_version", self.weights_version)) for row in rows]
         recorded = DataProto.from_dict(
             tensors={
                 "prompts": padded,
@@ -79,9 +75,7 @@ class Replay:
                 "response_mask": mask,
                 "rollout_log_probs": log_probs,
                 "ended": torch.tensor([self._end_reason(row, sampling) for row in rows], dtype=torch.int8),
-                "weights_version": torch.tensor(
-                    [int(row.get("weights_version", self.weights_version)) for row in rows]
-                ),
+                "weights_version": torch.tensor(versions),
             }
         )
         if any("kept" in row for row in rows):
@@ -89,7 +83,8 @@ class Replay:
             kept_counts = torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
             recorded = recorded.union(DataProto.from_dict(kept_columns(kept_ids, kept_counts)))
         if self.scores:
-            recorded["rm_scores"] = torch.tensor([_score(row) for row in rows])
+            scores = [row.get("score") for row in rows]
+            recorded["rm_scores"] = torch.tensor([math.nan if score is None else float(score) for score in scores])
         return prompts.union(recorded)
 
     def _row(self, sample_id: int, prompt_ids: list[int]) -> dict[str, Any]:
@@ -108,25 +103,18 @@ class Replay:
 
     def _end_reason(self, row: dict[str, Any], sampling: Sampling) -> Ended:
         if "ended" in row:
-            return Ended.of(row["ended"])
+            return Ended.from_label(row["ended"])
         ids: list[int] = row["response_ids"]
         if ids[-1] in self.end_ids or any(text in self.tokenizer.decode(ids) for text in sampling.stop):
             return Ended.STOP
         return Ended.LENGTH if len(ids) == sampling.max_new_tokens else Ended.CONTEXT
 
 
-def _score(row: dict[str, Any]) -> float:
-    """The recorded score; NaN if there is none."""
-    score = row.get("score")
-    return math.nan if score is None else float(score)
-
-
 def _read(run: Path) -> dict[int, dict[str, Any]]:
     files = sorted((run / "rollouts").glob("step_*.jsonl*"))
     if not files:
-        raise ValueError(
-            f"{run} has no recorded rollouts: it needs rollouts/step_*.jsonl, of a run with record_rollouts"
-        )
+        needs = "it needs rollouts/step_*.jsonl, of a run with record_rollouts"
+        raise ValueError(f"{run} has no recorded rollouts: {needs}")
     samples = dict[int, dict[str, Any]]()
     for file in files:
         with open_rollouts(file) as opened:
@@ -153,12 +141,5 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         part = slice(own[0], own[-1] + 1)
         names = ["response_ids", "rollout_log_probs", *(["kept"] if "kept" in row else [])]
         columns: dict[str, Any] = {name: row[name][part] for name in names}
-        yield (
-            int(row["sample_id"]) + TURN * turn,
-            {
-                "sample_id": row["sample_id"],
-                "prompt_ids": row["prompt_ids"] + ids[: own[0]],
-                "weights_version": row["weights_version"],
-                **columns,
-            },
-        )
+        columns |= {name: row[name] for name in ("sample_id", "weights_version")}
+        yield int(row["sample_id"]) + TURN * turn, columns | {"prompt_ids": row["prompt_ids"] + ids[: own[0]]}

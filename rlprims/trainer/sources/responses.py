@@ -24,8 +24,7 @@ class Responses:
         self._numbers[self.stream.submit(rows)] = group.number
 
     def take(self) -> dict[int, DataProto]:
-        sampled = self.stream.take()
-        return {self._numbers.pop(part): with_texts(self.tokenizer, rows) for part, rows in sampled.items()}
+        return {self._numbers.pop(part): with_texts(self.tokenizer, rows) for part, rows in self.stream.take().items()}
 
     def close(self) -> None:
         self.stream.__exit__(None, None, None)
@@ -49,6 +48,6 @@ def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: i
 
 def with_texts(tokenizer: Any, sampled: DataProto) -> DataProto:
     """The rows with their responses as text."""
-    tokens, mask = sampled["responses"], sampled["response_mask"]
-    texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(tokens, mask, strict=True)]
+    pairs = zip(sampled["responses"], sampled["response_mask"], strict=True)
+    texts = [tokenizer.decode(tokens[mask], skip_special_tokens=True) for tokens, mask in pairs]
     return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": texts}))

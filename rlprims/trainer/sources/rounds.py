@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rlprims._event_loop import event_loop
 from rlprims.data_proto import DataProto
-from rlprims.environments import Completion, Episode, Sample
+from rlprims.environments import Completion, Episode, Sampler
 from rlprims.execution import Sampling
 from rlprims.trainer.data import Example
 from rlprims.trainer.scoring.columns import by_group
@@ -24,13 +24,8 @@ class Request(NamedTuple):
 class EpisodeRounds:
     """A source of groups of episodes.
 
-    Args:
-        runner: runs the episodes.
-        sampling: how their turns are sampled.
-        seed: of the samples.
-        until_all_end: ``take`` goes on until all groups have ended; otherwise until one has. Groups that begin before
-            the next call join the round.
-        as_one: all groups get their rows together: the same widths, and the columns that any of them has.
+    With ``until_all_end`` the method ``take`` goes on until all groups have ended, otherwise until one has; groups that
+    begin before the next call join the round. With ``as_one`` all groups get their rows together, with equal columns.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class Rounds:
 
     def __init__(
         self,
-        play: Callable[[Example, int, Sample], Awaitable[Episode]],
+        play: Callable[[Example, int, Sampler], Awaitable[Episode]],
         complete: Callable[[Sequence[TurnPrompt]], list[Completion]],
     ) -> None:
         self.play, self.complete = play, complete
@@ -98,11 +93,7 @@ class Rounds:
         self._new += episodes
 
     def take(self) -> list[Episode]:
-        """Run rounds until an episode ends; returns those that end together, in the order of their samples.
-
-        Raises:
-            Exception: the sampler or an episode raised it. If it is the sampler's, it has ended all episodes.
-        """
+        """Run rounds until an episode ends; returns those that end together. A sampler's error ends all episodes."""
         ended = list[Episode]()
         while not ended:
             answers = [] if self._new else self._sample()

@@ -11,8 +11,6 @@ Groups are numbered in the order in which they begin. A batch takes P of them. T
 The weights that a group began with are at most S + ⌈(W − 1) / P⌉ updates old when it is trained on, and 0 with S = 0;
 without a window there is no bound. Windowed FIFO is that of MiniMax as others describe it (arXiv:2605.26494, section
 6.2.4): B = (S + 1) P groups at once and W = max(1, ⌊fB⌋).
-
-How a run uses it is in :mod:`rlprims.trainer.sources.pace`.
 """
 
 from collections.abc import Mapping
@@ -45,9 +43,7 @@ class Schedule:
         self, *, groups: int, ahead: int = 0, window: int | None = 1, first: int = 0, most: int | None = None
     ) -> None:
         if groups < 1 or ahead < 0 or (window is not None and window < 1):
-            raise ValueError(
-                f"groups={groups}, ahead={ahead} and window={window}, expected at least 1, 0 and 1 (or None: any order)"
-            )
+            raise ValueError(f"groups={groups}, ahead={ahead}, window={window}: expected at least 1, 0 and 1 (or None)")
         self.groups, self.ahead, self.window = groups, ahead, window
         self.first, self.most = first, most
         self.batches = 0
@@ -83,11 +79,7 @@ class Schedule:
         return numbers
 
     def finish(self, group: int, *, kept: bool = True) -> None:
-        """Record that a group is complete, and whether a filter keeps it.
-
-        Raises:
-            ValueError: the group did not begin, or has already finished.
-        """
+        """Record that a group is complete, and whether a filter keeps it; a ValueError if it is not under way."""
         if self.waiting.get(group, False) is not None:
             raise ValueError(f"group {group} is not under way; those are {self.under_way}")
         self.waiting[group] = kept
@@ -127,15 +119,9 @@ class Schedule:
         return [group for group, kept in self.waiting.items() if kept is None]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "batches": self.batches,
-            "is_training": self.is_training,
-            "begun": self.begun,
-            "dropped": self.dropped,
-            "waiting": [[group, kept] for group, kept in self.waiting.items()],
-            "finished": list(self.finished),
-            "chosen": list(self.chosen),
-        }
+        state = {name: getattr(self, name) for name in ("batches", "is_training", "begun", "dropped")}
+        lists = {"finished": list(self.finished), "chosen": list(self.chosen)}
+        return {**state, "waiting": [[group, kept] for group, kept in self.waiting.items()], **lists}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.batches, self.begun, self.dropped = (state[name] for name in ("batches", "begun", "dropped"))

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlprims import algorithms
-from rlprims.algorithms import PRESETS, Algorithm, Use
-from rlprims.environments import Limits
+from rlprims._near import suggest
+from rlprims.algorithms import PRESETS, Algorithm, BoundFunction
+from rlprims.environments import EpisodeLimits
 from rlprims.execution import RayConfig, Sampling
-from rlprims.runs.config import suggest
 from rlprims.trainer.data import DataConfig
 from rlprims.trainer.scoring.settings import ScoringSettings
 
@@ -20,34 +20,38 @@ class SamplingSettings(ScoringSettings):
     """The settings of a run that samples."""
 
     prompts_per_step: int = Field(default=8, ge=1, description="groups of one training batch")
-    prompts_per_generation: int | None = Field(
-        default=None, ge=1, description="groups that are sampled at once; null: prompts_per_step"
-    )
+    prompts_per_generation: int | None = Field(default=None, ge=1, description="groups at once; null: prompts_per_step")
     stream: bool = Field(
         default=False,
-        description="score and filter each group when its last response (or episode) ends, and replace a dropped group "
-        "at once; false: when the whole generation batch has ended",
+        description="true: a group is scored and filtered when its last response or episode ends, and a dropped group "
+        "is replaced at once; false: a whole generation batch is sampled first",
     )
-    staleness: int = Field(
+    max_staleness: int = Field(
         default=0,
         ge=0,
-        description="the age of samples, in updates. 0: sampled from the newest weights; 1: the next batch is sampled "
-        "while this one is trained; 2 or more, with stream: batches of the groups that are complete",
+        description="largest number of updates between the weights that sampled a response and those that it trains. "
+        "1: the next batch is sampled while this one is trained; 2 or more, with stream: true: groups go on through "
+        "updates",
     )
-    algorithm: Algorithm
+    algorithm: Algorithm = Field(
+        description="a preset's name; {preset: dapo, max_length: 512, policy_loss: {clip_high: 0.3}}; or in full"
+    )
     data: DataConfig
     unscored: Literal["drop_group", "leave_out"] = Field(
         default="drop_group",
-        description="of a response without a score: drop its group, or leave out only the response",
+        description="for a response without a score. drop_group: its group is dropped; leave_out: only the response "
+        "is left out of the group's statistics, and its advantage is 0",
     )
     sampling: Sampling = Sampling()
-    limits: Limits = Field(default=Limits(), description="limits of an environment's episodes")
-    execution: Literal["local", "ray"] = Field(default="local", description="ray: a cluster; needs the extra [ray]")
+    episode_limits: EpisodeLimits = Field(default=EpisodeLimits(), description="limits of an environment's episodes")
+    execution: Literal["local", "ray"] = Field(
+        default="local", description="local: one process, on a CPU or one GPU; ray: a cluster"
+    )
     ray: RayConfig = RayConfig()
     replay: Path | None = Field(
-        default=None, description="directory of a run whose rollouts are used instead of sampling"
+        default=None, description="a run whose recorded rollouts, or turns of episodes, are used instead of sampling"
     )
-    replay_scores: bool = Field(default=False, description="use the recorded scores too; rows without one are scored")
+    replay_scores: bool = Field(default=False, description="use the recorded scores too; score rows without one")
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -60,9 +64,14 @@ class SamplingSettings(ScoringSettings):
             raise ValueError("sampling.temperature=0 is greedy, so all responses of a group are equal: use 1.0")
         if self.data.environment is not None:
             self._check_episodes(self.data.environment)
+        elif self.verifier is None and not self.rewards:
+            raise ValueError(
+                "nothing scores the responses: write verifier: rewards.verifiers.gsm8k, or another of "
+                "rewards.verifiers (by_source chooses by the rows' data_source), or rewards: [...]"
+            )
         if self.stream:
             self._check_stream()
-        if self.staleness > 1:
+        if self.max_staleness > 1:
             self._check_staleness()
         if self.model.replay_routes and self.replay is not None:
             raise ValueError(
@@ -71,10 +80,14 @@ class SamplingSettings(ScoringSettings):
             )
         return self
 
-    def _check_episodes(self, environment: Use) -> None:
+    def _check_episodes(self, environment: BoundFunction) -> None:
         if environment.unbound:
             wanted = ", ".join(sorted(environment.unbound))
             raise ValueError(f"data.environment: {environment.path} needs a value for {wanted}")
+        missing = [name for name in ("reset", "step") if not hasattr(environment.fn, name)]
+        if inspect.isclass(environment.fn) and missing and not hasattr(environment.fn, "__getattr__"):
+            expected = "reset(), which returns the first messages, and step(message), which returns a Step"
+            raise ValueError(f"data.environment: {environment.path} has no method {missing[0]}: expected {expected}")
         if self.data.template not in ("chat", "{question}"):
             raise ValueError(
                 f"data.template={self.data.template!r} with data.environment: expected chat, or no template; without a "
@@ -83,6 +96,8 @@ class SamplingSettings(ScoringSettings):
         for name, setting in (
             ("model.reward", self.model.reward),
             ("model.replay_routes", self.model.replay_routes or None),
+            ("verifier", self.verifier),
+            ("rewards", self.rewards or None),
             ("score_weights", self.score_weights),
             ("replay_scores", self.replay_scores or None),
             ("data.teacher", self.data.teacher),
@@ -119,7 +134,7 @@ class SamplingSettings(ScoringSettings):
             (limits is not None and limits.at_limit == "smaller_batch", "needs filter.at_limit: error"),
         ):
             if wrong:
-                raise ValueError(f"staleness: {self.staleness} {reason}; otherwise use 0 or 1")
+                raise ValueError(f"max_staleness: {self.max_staleness} {reason}; otherwise use 0 or 1")
 
 
 def algorithm_from(value: Any) -> Algorithm:

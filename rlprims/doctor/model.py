@@ -1,0 +1,65 @@
+"""Check the model of a config: first its files, before memory is spent, then its numbers on a few samples."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlprims.doctor.installation import Diagnosis
+from rlprims.runs.end_tokens import tokens_beyond
+from rlprims.trainer.config import Config
+from rlprims.trainer.mismatch import disagreements
+from rlprims.trainer.session import build
+from rlprims.trainer.sources.responses import prompt_rows
+
+_ROWS, _TOKENS = 4, 16
+
+
+def try_model(config: Config, console: Any) -> Iterator[Diagnosis]:
+    """Check the files of the model; if they are right, sample and score a few rows in this process, without a run."""
+    found = list(check_files(config.model.path))
+    yield from found
+    if config.data.environment is not None or not all(finding.ok for finding in found[:2]):
+        return
+    sampling = config.sampling.model_copy(update={"max_new_tokens": min(_TOKENS, config.sampling.max_new_tokens)})
+    config = config.model_copy(update={"execution": "local", "replay": None, "sampling": sampling})
+    parts = build(config, console)
+    with closing(parts.execution):
+        examples = parts.training.rows[:_ROWS]
+        rows = prompt_rows(examples, range(len(examples)), copies=2, first_sample=0)
+        batch = parts.execution.generate(rows, sampling, seed=config.seed, prompt_width=None)
+        wrong = "; ".join(disagreements(config, parts.execution, batch))
+    what = "log-probs of a row alone, in a micro-batch, by the sampler"
+    yield Diagnosis(what, not wrong, wrong or "equal up to rounding", "see found")
+
+
+def check_files(path: str) -> Iterator[Diagnosis]:
+    """The type of a model, its vocabulary, and the kernels that its layers use."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config, tokenizer = AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    kind, text = config.model_type, config.get_text_config()
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    what = "multimodal" if hasattr(config, "vision_config") else "no causal language model"
+    yield Diagnosis("type of the model", is_text, kind if is_text else f"{kind}: {what}", "use a model of text alone")
+    rows, largest = text.vocab_size, max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
+    size = f"{rows} rows of the embedding, largest token {largest}"
+    yield Diagnosis(
+        "vocabulary",
+        not tokens_beyond(tokenizer, rows),
+        size,
+        "resize the embedding, or remove added and special tokens",
+    )
+    module = importlib.util.find_spec(type(config).__module__.replace("configuration_", "modeling_"))
+    source = Path(module.origin).read_text() if module is not None and module.origin else ""
+    used = {*re.findall(r'from_hub_with_fallback\("\w+", "(\w+)"', source)}
+    missing = sorted(name for name in used if importlib.util.find_spec(name) is None)
+    names = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
+    lacks = ", ".join(names.get(name, name) for name in missing)
+    what = f"{lacks} not installed: transformers uses slow torch code" if missing else "none is missing"
+    works = not missing or not torch.cuda.is_available()  # they need a GPU
+    yield Diagnosis("kernels of the model", works, what, f"pip install {lacks}")

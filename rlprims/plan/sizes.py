@@ -1,0 +1,163 @@
+"""The sizes of a run: of its model, prompts, micro-batches and engines. The weights of the model are not needed."""
+
+import math
+import re
+from typing import NamedTuple
+
+import torch
+
+from rlprims.execution import ModelConfig
+from rlprims.trainer.config import Config
+from rlprims.trainer.data import load_examples
+
+
+class Prompts(NamedTuple):
+    """The tokens of the mean and the longest prompt, and the number of responses that an evaluation samples."""
+
+    mean: int
+    longest: int
+    evaluated: int = 0
+
+
+class Shape(NamedTuple):
+    """The sizes of a model."""
+
+    parameters: int
+    trained: int
+    layers: int
+    hidden: int
+    queries: int
+    """The number of heads x the width of a head; ``keys`` of those of keys and values."""
+    keys: int
+    inner: int
+    vocabulary: int
+    body: int
+    """The parameters of the layers: all but the embedding, the head and the last norm."""
+
+
+class MicroBatches(NamedTuple):
+    """The micro-batches of one update on a rank, or on a group of ranks that divide the layers, and their tokens.
+
+    With packing the tokens of a shared prompt count once, except in ``slots``.
+    """
+
+    number: int
+    tokens: float
+    """Tokens of the largest micro-batch."""
+    answers: float
+    """Tokens of responses in the largest micro-batch."""
+    slots: float
+    """Tokens of the largest micro-batch. A shared prompt counts once for each response."""
+    tokens_of_step: float
+    """Tokens of all ranks, updates and micro-batches."""
+
+
+def shape_of(model: ModelConfig) -> Shape:
+    """Return the sizes of a model. It is built on the device ``meta``, so tied weights and adapters are counted."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rlprims.execution.hf._adapters import adapt
+
+    try:
+        config = AutoConfig.from_pretrained(model.path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path: cannot load {model.path!r}: {str(error).splitlines()[0]}") from None
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    parameters = sum(p.numel() for p in module.parameters())
+    with torch.device("meta"):
+        adapted = adapt(module, model.lora)
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return Shape(
+        parameters=parameters,
+        trained=trained,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        queries=heads * width,
+        keys=(getattr(text, "num_key_value_heads", None) or heads) * width,
+        inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        vocabulary=text.vocab_size,
+        body=sum(p.numel() for name, p in module.named_parameters() if re.search(r"\.\d+\.", name)),
+    )
+
+
+def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
+    """Return the lengths of the prompts in the config's data; with ``prompt_tokens`` all prompts have this length."""
+    if prompt_tokens is not None:
+        return Prompts(prompt_tokens, prompt_tokens, 0)
+    data = config.data
+    if data.environment is not None:
+        raise ValueError("data.environment writes the prompts: give their length, such as --prompt-tokens 512")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        rows = load_examples(data.train, data, tokenizer, max_prompt_length=2**31).rows
+        evaluated = data.eval and load_examples(data.eval, data, tokenizer, max_prompt_length=2**31).rows
+    except (OSError, ValueError) as error:
+        what = str(error).splitlines()[0]
+        raise ValueError(f"{what}; without the data give the length of prompts, such as --prompt-tokens 512") from None
+    lengths = [len(row.prompt_ids) for row in rows]
+    questions = len(evaluated[: config.evaluation.limit]) if evaluated else 0
+    return Prompts(round(sum(lengths) / len(lengths)), max(lengths), questions * config.evaluation.samples)
+
+
+def rows_sampled(config: Config) -> int:
+    return (config.prompts_per_generation or config.prompts_per_step) * config.algorithm.group_size
+
+
+def engine_count(config: Config) -> int:
+    pool = config.ray.roles.rollout
+    return config.ray.rollout_workers if pool == "main" else config.ray.pools[pool].workers
+
+
+def widths(model: ModelConfig) -> tuple[int, int]:
+    """Return the bytes of a number of the model, and of a trained weight, its gradient and each of Adam's moments."""
+    return getattr(torch, model.dtype).itemsize, 4
+
+
+def engine_width(config: Config) -> int:
+    """Return the bytes of a number in an engine."""
+    is_vllm = config.execution == "ray" and config.ray.engine == "vllm"
+    name = (config.ray.mixed_precision if is_vllm else None) or config.model.dtype
+    size: int = getattr(torch, name).itemsize
+    return size
+
+
+def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
+    """Return the micro-batches of an update. ``response``: tokens of the mean response; None: the maximum length."""
+    from rlprims.execution.hf._families import packs
+
+    model, algorithm = config.model, config.algorithm
+    ranks = config.ray.training_workers // config.ray.training_tensor_parallel if config.execution == "ray" else 1
+    longest = prompts.longest + config.sampling.max_new_tokens
+    response = response or config.sampling.max_new_tokens
+    rows = config.prompts_per_step * algorithm.group_size / algorithm.mini_batches / ranks
+    groups = max(1.0, rows / algorithm.group_size)
+    tokens = rows * response + (groups if packs(model) else rows) * prompts.mean
+    budget = max(model.max_tokens_per_micro_batch or 16384, longest)
+    share = min(1.0, budget / tokens)
+    return MicroBatches(
+        number=math.ceil(tokens / budget),
+        tokens=share * tokens,
+        answers=share * rows * response,
+        slots=share * rows * (prompts.mean + response),
+        tokens_of_step=tokens * algorithm.mini_batches * ranks,
+    )
+
+
+def part_of(shape: Shape, tensor: int) -> Shape:
+    """The sizes of a model's part on each of ``tensor`` ranks that divide its layers, embedding and head."""
+    names = ("parameters", "trained", "body", "queries", "keys", "inner")
+    return shape._replace(**{name: getattr(shape, name) // tensor for name in names})
+
+
+def text_of(number: float) -> str:
+    """Format a number of bytes."""
+    for unit, divisor, least in (("TiB", 2**40, 2**40), ("GiB", 2**30, 2**28), ("MiB", 2**20, 2**18)):
+        if number >= least:
+            return f"{number / divisor:.2f} {unit}"
+    return f"{number / 1024:.1f} KiB"
