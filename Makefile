@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Otherwise every process compiles torch anew: no installer does it beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-lowest test-slow test-laws test-peers test-ray test-bridges mutants mutants-changed lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-lowest test-slow test-laws test-peers test-ray test-release test-bridges mutants mutants-changed lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -56,17 +56,22 @@ test-lowest: ## the same with the lowest versions that pyproject.toml allows
 	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt WITHOUT="$(NUMBERS)"
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
-	$(BIN)/python -m pytest -q -m "slow and not laws" --durations=25
+	$(BIN)/python -m pytest -q -m "slow and not laws and not release" --durations=25
 
 test-laws: $(VENV)/.dev ## every law of every call of every primitive: also the compiler, export, DTensors, second derivatives
-	$(BIN)/python -m pytest -q -m laws --durations=25 tests/test_laws_slow.py
+	$(BIN)/python -m pytest -q -m "laws and not release" --durations=25 tests/test_laws_slow.py
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
+ON_RAY = tests/execution tests/trainer tests/rewards/test_judges_vllm.py tests/examples/test_smollm_ray.py
+
 test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
-	.venv-ray/bin/python -m pytest -q -m ray --durations=25 tests/execution tests/trainer tests/rewards/test_judges_vllm.py \
-		tests/examples/test_smollm_ray.py
+	.venv-ray/bin/python -m pytest -q -m "ray and not release" --durations=25 $(ON_RAY)
+
+test-release: $(VENV)/.dev .venv-ray/.ready ## more shapes of what the slow tests, the laws and those on Ray run; hours
+	$(BIN)/python -m pytest -q -m "release and not ray" --durations=25
+	.venv-ray/bin/python -m pytest -q -m "release and ray" --durations=25 $(ON_RAY)
 
 test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on; those that are not installed are skipped
 	.venv-bridges/bin/python -m pytest -q -m bridges tests/bridges
