@@ -60,11 +60,11 @@ of a line through the medians of intervals of steps, after step {first}, in MB p
 Other work on the same two cores came and went, which changes seconds by a third.
 
 A run's own cluster sets `RAY_task_events_report_interval_ms=0`. With 1000, which is Ray's default, the GCS grew by 8.5
-MB per 100 steps in steps 50 to 100 of the same run (at 6e49a8c, with `--steps 100`).
+MB per 100 steps in steps 50 to 100 of the same run (at e22c70a, with `--steps 100`).
 
 The engines' memory rises towards a limit: on a CPU oneDNN keeps a kernel for each new number of tokens, at most 1,024.
 With `ONEDNN_PRIMITIVE_CACHE_CAPACITY=16` it rose by 1.0 and 5.8 MB per 100 steps in steps 50 to 220, without by 17 (at
-717abff, with `--steps 220`).
+e22c70a, with `--steps 220`).
 
 ![Memory, open files and CPU seconds of a step over the steps of both runs](long_run.png)
 

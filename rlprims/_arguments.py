@@ -155,7 +155,12 @@ def _add_doctor(commands: _Commands) -> None:
         metavar="MODEL|CONFIG.yaml",
         help="also check the files of the model; of a config, sample and score a few tokens with it",
     )
-    doctor.add_argument("--kernels", action="store_true", help="compare each kernel with its formula, and time both")
+    doctor.add_argument(
+        "--gpu",
+        action="store_true",
+        help="compare and time kernels, sampling and an update on the GPU, or else the CPU, with a small random model "
+        "or that of CONFIG.yaml; writes doctor-gpu.json and doctor-gpu.md",
+    )
     doctor.add_argument(
         "--cluster",
         action="store_true",

@@ -2,9 +2,11 @@
 
 import argparse
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlprims import algorithms
@@ -259,17 +261,16 @@ def _algorithms(options: argparse.Namespace, console: Any) -> int:
 
 
 def _doctor(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.doctor.installation import kernel_table, run_checks, table
+    from rlprims.doctor.installation import run_checks, table
 
-    if options.kernels:
-        console.print(kernel_table())
-        return 0
     model, config = options.model, None
     if model is not None and model.endswith((".yaml", ".yml")):
         from rlprims.trainer.config import load_config
 
         config = load_config(Path(model), options.overrides)
         model = config.model.path
+    if options.gpu:
+        return _doctor_gpu(config, options.overrides, console)
     if not options.cluster:
         console.print(table(run_checks(model)))
         if config is None:
@@ -286,6 +287,21 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
     findings = list(try_cluster(config, console))
     console.print(table(findings, "rlprims doctor --cluster"))
     return 0 if all(finding.ok for finding in findings) else 1
+
+
+def _doctor_gpu(config: Any, overrides: list[str], console: Any) -> int:
+    from rlprims.doctor import gpu
+    from rlprims.reports.terminal import make_table
+
+    with TemporaryDirectory() as folder:
+        lines = list(gpu.try_gpu(config or gpu.made_config(Path(folder), overrides), console))
+    rows = [(gpu.MARKS[line.ok], line.what, line.found, line.meaning) for line in lines]
+    styles = {"ok": "green", "no": "red"}
+    console.print(make_table(("", "what", "found", "meaning"), rows, title="rlprims doctor --gpu", styles=styles))
+    Path("doctor-gpu.json").write_text(json.dumps([line._asdict() for line in lines], indent=1), encoding="utf-8")
+    Path("doctor-gpu.md").write_text(gpu.page(lines), encoding="utf-8")
+    console.print("wrote doctor-gpu.json and doctor-gpu.md", highlight=False)
+    return 1 if any(line.ok is False for line in lines) else 0
 
 
 def _description(name: str, algorithm: Algorithm) -> str:

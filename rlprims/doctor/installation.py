@@ -54,32 +54,6 @@ def table(findings: list[Diagnosis], title: str = "rlprims doctor") -> Any:
     return make_table(("", "what", "found", "to repair it"), rows, title=title, styles=styles)
 
 
-def kernel_table() -> Any:
-    """Compare each kernel with its formula on this machine; returns a table of differences, times and switches."""
-    import torch
-
-    import rlprims.logprobs
-    import rlprims.scan  # noqa: F401  (both register formulas that have kernels)
-    from rlprims.kernels import ACCELERATED, check, is_enabled
-
-    columns = ("", "formula", "kernel", "device", "difference", "formula ms", "kernel ms", "now", "to change it")
-    rows: list[tuple[str, ...]] = []
-    for name, accelerated in ACCELERATED.items():
-        for device, module in accelerated.modules.items():
-            if (reason := check.missing(module, device)) is not None:
-                rows.append(("-", name, module, device, "", "", "", "off", reason))
-                continue
-            found = check.compare(name, module, torch.device(device))
-            verdict = "ok" if found.difference <= check.TOLERANCE else "differs"
-            now, change = "off", f"on: RLPRIMS_KERNELS={module}"
-            if is_enabled(module):
-                now, change = "on", "off: RLPRIMS_KERNELS=0, or a list without it"
-            times = [f"{1e3 * seconds:.2f}" for seconds in (found.formula_seconds, found.kernel_seconds)]
-            rows.append((verdict, name, module, device, f"{found.difference:.1e}", *times, now, change))
-    styles = {"ok": "green", "differs": "red", "-": "dim"}
-    return make_table(columns, rows, title="rlprims doctor --kernels", styles=styles)
-
-
 def _package(name: str, purpose: str, remedy: str) -> Diagnosis:
     what = f"{name} ({purpose})"
     if importlib.util.find_spec(name) is None:
@@ -106,7 +80,7 @@ def _accelerator() -> Diagnosis:
     import torch
 
     if torch.cuda.is_available():
-        found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}; rlprims itself is untried on GPUs"
+        found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}: rlprims doctor --gpu tries it"
         return Diagnosis("accelerator", True, found, "")
     return Diagnosis("accelerator", True, f"none: everything runs on {os.cpu_count()} CPUs", "")
 

@@ -86,12 +86,12 @@ def _tokens(result: Any, args: Sequence[Any]) -> int:
 
 
 def _peak_memory() -> int:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    if torch.cuda.is_available() and (peak := torch.cuda.max_memory_allocated()):  # 0: its models are on the CPU
+        return peak
     with suppress(OSError):  # of this program; getrusage also counts the program before exec
-        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if peak:
-            return int(peak[1]) * 1024
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found:
+            return int(found[1]) * 1024
     kilobytes = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes
 

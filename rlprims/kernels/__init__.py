@@ -12,7 +12,7 @@ other calls compute the formula, ``log_probs_and_entropies.formula``.
 
 The environment variable ``RLPRIMS_KERNELS`` chooses: ``default`` or ``all``, ``0`` (none), or a list of module names
 such as ``log_probs,linear_log_probs``. ``README.md`` beside this file lists every kernel with its gain;
-``rlprims doctor --kernels`` compares each with its formula on this machine and times both.
+``rlprims doctor --gpu`` compares each with its formula on this machine and times both.
 """
 
 import os

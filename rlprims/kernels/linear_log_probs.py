@@ -264,6 +264,8 @@ def _add_product(weight_grad: Tensor, logits_grad: Tensor, states: Tensor) -> No
     """weight_grad += logits_gradᵀ @ states."""
     if weight_grad.dtype is logits_grad.dtype:
         weight_grad.addmm_(logits_grad.T, states)
+    elif states.is_cuda and "dtype_out" in torch.ops.aten.addmm.overloads():
+        torch.addmm(weight_grad, logits_grad.T, states, out_dtype=weight_grad.dtype, out=weight_grad)
     else:
         for columns in _vocabulary_slices(weight_grad):
             weight_grad[columns] += logits_grad[:, columns].T @ states

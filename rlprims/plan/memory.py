@@ -21,8 +21,8 @@ _FILE = 2**28
 """Bytes of one file of a checkpoint that ranks write."""
 _COPIES_OF_LOGITS = 4
 """The logits, their softmax for the entropies, and in the backward pass the gradient and an intermediate result."""
-_TILE = 2**26
-"""The approximate bytes that a fused head uses for a tile."""
+_TILE, _GPU_TILE = 2**26, 2 * 4 * 2**28
+"""The approximate bytes that a fused head uses for a tile; on a GPU its logits and their softmax, in float32."""
 _SAMPLER_COPIES = 4
 """Float32 arrays of rows x vocabulary at a sampler's peak: the softmax and its cumulative sums, both in float64."""
 
@@ -134,7 +134,7 @@ class _Parts:
             *([_gathered(part, computed, tensor)] if self.ranks > 1 else []),
             *([_whole_gradients(config, part, number)] if self.is_ray and ray.training_workers > 1 else []),
             *activations(part, tokens, slots if packs(config.model) else tokens, computed, again),
-            _logits(config, self.shape, answers),
+            _logits(config, self.shape, answers, _TILE if self.on_cpu else _GPU_TILE),
         ]
 
     # With a GPU, what is saved or sent is first in host memory, which the plan does not count.
@@ -230,12 +230,12 @@ def activations(shape: Shape, tokens: float, slots: float, width: int, checkpoin
     ]
 
 
-def _logits(config: Config, shape: Shape, answers: float) -> Line:
+def _logits(config: Config, shape: Shape, answers: float, tile: int) -> Line:
     whole = _COPIES_OF_LOGITS * answers * shape.vocabulary * 4
     if config.model.fused_head:
         gradient = shape.vocabulary * shape.hidden * 4 * (not config.model.lora)
         how = "a tile at a time, and the gradient of the head" if gradient else "a tile at a time"
-        return Line("logits", min(whole, _TILE) + gradient, how, "model.lora")
+        return Line("logits", min(whole, tile) + gradient, how, "model.lora")
     how = f"{_COPIES_OF_LOGITS} x {answers:.0f} response tokens x {shape.vocabulary} words x 4"
     return Line("logits", whole, how, "model.fused_head, model.max_tokens_per_micro_batch")
 

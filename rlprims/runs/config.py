@@ -65,6 +65,11 @@ class RunConfig(Section):
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
     profile: ProfileConfig = ProfileConfig(steps=())
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
+    deterministic: bool = Field(
+        default=False,
+        description="on a GPU, the same settings give the same bits: slower, and only with execution: local; a CPU "
+        "always does",
+    )
 
     @field_validator("log_to", "modules", mode="before")
     @classmethod

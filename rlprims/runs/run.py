@@ -217,11 +217,15 @@ class Run(ABC):
         checkpoints.load_random_state(checkpoint)
 
 
-def prepare_process(threads: int) -> None:
-    """Set the number of torch's threads, and turn off the messages of transformers."""
+def prepare_process(config: RunConfig) -> None:
+    """Set the number of torch's threads and what is deterministic, and turn off the messages of transformers."""
     from transformers.utils import logging
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # its gradient has atomic additions
+        torch.use_deterministic_algorithms(True)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 

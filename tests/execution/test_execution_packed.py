@@ -46,8 +46,9 @@ def test_values_and_gradients_are_those_of_the_padded_forward(name):
     slope = torch.randn(13, VOCABULARY, generator=torch.Generator().manual_seed(0)).double()
 
     def logits_and_gradients(packing):
-        logits, attended = _before_responses(model, batch, packing=packing, hidden=False)
-        assert torch.equal(attended, batch["attention_mask"][:, 3:])
+        logits, with_places = _before_responses(model, batch, packing=packing, hidden=False)
+        attended = batch["attention_mask"][:, 3:].flatten()
+        assert torch.equal(with_places["answers"], attended.nonzero()[:, 0])
         return logits.detach(), gradients((logits * slope).sum(), model)
 
     padded, of_padded = logits_and_gradients(packing=False)

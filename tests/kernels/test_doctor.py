@@ -1,42 +1,55 @@
-"""``rlprims doctor``, and with ``--kernels``."""
+"""``rlprims doctor --gpu``, whose CPU half runs everywhere."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from rlprims.cli import main
-from rlprims.doctor import installation
+from rlprims.doctor import gpu, installation
 from rlprims.kernels import ACCELERATED
-
-Row = tuple[str, str, str]
-
-
-def rows(capsys: pytest.CaptureFixture[str]) -> dict[Row, list[str]]:
-    """The lines of the table, by formula, kernel and device."""
-    assert main(["doctor", "--kernels"]) == 0
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    return {(cells[1], cells[2], cells[3]): cells for cells in lines if cells}
 
 
 @pytest.mark.slow
-def test_the_doctor_compares_every_kernel_and_says_how_to_change_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_doctor_tries_a_device_and_says_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "220")
-    monkeypatch.delenv("RLPRIMS_KERNELS", raising=False)
-    found = rows(capsys)
-    kernels = {(name, module, device) for name, of in ACCELERATED.items() for device, module in of.modules.items()}
-    assert found.keys() == kernels
-    assert all(cells[0] in ("ok", "-") for cells in found.values())
-    row = found["log_probs_and_entropies", "log_probs", "cpu"]
-    assert (row[0], row[7]) == ("ok", "on")
-    assert "RLPRIMS_KERNELS=0" in row[8]
-    monkeypatch.setenv("RLPRIMS_KERNELS", "0")
-    row = rows(capsys)["log_probs_and_entropies", "log_probs", "cpu"]
-    assert (row[7], row[8]) == ("off", "on: RLPRIMS_KERNELS=log_probs")
+    monkeypatch.setenv("RLPRIMS_KERNELS", "linear_log_probs")
+    assert main(["doctor", "--gpu", "sampling.max_new_tokens=4", "model.device=cpu"]) == 0
+    lines = json.loads(Path("doctor-gpu.json").read_text())
+    found = {line["what"]: line for line in lines}
+    for name, of in ACCELERATED.items():
+        is_on = of.modules["cpu"] == "linear_log_probs"
+        meaning = found[f"kernel {name} beside its formula"]["meaning"]
+        assert meaning == ("on; RLPRIMS_KERNELS=0: off" if is_on else "off; RLPRIMS_KERNELS=log_probs: on")
+    for dtype in ("float32", "bfloat16"):
+        assert found[f"{dtype}: log-probs beside the sampler's"]["ok"]
+        assert found[f"{dtype}: log-probs beside those with padding"]["ok"]
+        assert found[f"{dtype}: the same step twice"]["found"] == "the same bits"  # as it is a CPU
+    assert found["bfloat16, deterministic: true"]["ok"]
+    page, shown = Path("doctor-gpu.md").read_text(), capsys.readouterr().out
+    assert all(line["what"] in page and line["what"] in shown for line in lines)
 
 
-def test_the_doctor_says_that_gpus_are_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_an_error_is_a_finding_and_the_rest_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gpu.made_config(tmp_path, ["sampling.max_new_tokens=4", "model.device=cpu"])
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nand more")
+
+    monkeypatch.setattr(gpu, "_measured", fails)
+    found = {line.what: line for line in gpu.try_gpu(config, None)}
+    assert found["in float32"].ok is False
+    assert found["in float32"].found == "RuntimeError: CUDA error: an illegal memory access"
+    assert "Ray and vLLM on this card" in found
+
+
+def test_the_doctor_names_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "Some GPU"}
     for name, answer in device.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    assert installation._accelerator().found == "2 x Some GPU; rlprims itself is untried on GPUs"
+    assert installation._accelerator().found == "2 x Some GPU: rlprims doctor --gpu tries it"

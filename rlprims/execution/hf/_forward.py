@@ -24,6 +24,9 @@ from rlprims.types import SamplingSupport, token_wise
 _POLICY_MASK, _WEIGHTS = "policy_mask", "token_weights"
 """Columns of the tiles of :func:`fused_objective`."""
 
+ANSWERS, LAYOUT = "answers", "layout"
+"""What :func:`with_places` adds to a micro-batch."""
+
 _SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 """Names of a config's factor of the logits, in Cohere, Granite, Falcon H1 and others."""
 
@@ -96,8 +99,9 @@ def token_scores(
     Also ``whole_log_probs``, over the whole vocabulary and without gradient; and, unless the head is fused,
     ``topk_log_probs`` (B, T, K) of the tokens in ``topk_ids``: those of the batch, or the ``top`` likeliest.
     """
-    output, attended = _before_responses(model, batch, packing=packing, hidden=fused_head)
-    ids, kept, found = batch["responses"][attended], _kept_of(batch, attended), dict[str, Tensor]()
+    output, batch = _before_responses(model, batch, packing=packing, hidden=fused_head)
+    answers = batch[ANSWERS]
+    ids, kept, found = batch["responses"].flatten()[answers], _kept_of(batch), dict[str, Tensor]()
     if fused_head:
         head = head_of(model)
         scores = partial(from_hidden, temperature=temperature, soft_cap=head.soft_cap)
@@ -116,11 +120,13 @@ def token_scores(
         if "whole_log_probs" in wanted:
             found["whole_log_probs"] = from_logits(output.detach(), ids, temperature=temperature)
         if "topk_log_probs" in wanted:
-            tokens = batch["topk_ids"][attended] if "topk_ids" in batch else output.detach().topk(top).indices
+            tokens = (
+                batch["topk_ids"].flatten(0, 1)[answers] if "topk_ids" in batch else output.detach().topk(top).indices
+            )
             scaled = output.float() / temperature
             found["topk_log_probs"] = scaled.gather(-1, tokens) - scaled.logsumexp(-1, keepdim=True)
             found["topk_ids"] = tokens
-    return {name: _to_rows(x, attended) for name, x in found.items()}
+    return {name: _to_rows(x, batch) for name, x in found.items()}
 
 
 def fused_objective(
@@ -128,14 +134,15 @@ def fused_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy's objective, computed for a few tokens at a time, and the result of :func:`token_scores`."""
     head = head_of(model)
-    hidden, attended = _before_responses(model, batch, packing=packing, hidden=True)
-    tokens = {name: x[attended] for name, x in batch.items() if isinstance(x, Tensor) and x.shape == attended.shape}
-    ids, parts, kept = tokens.pop("responses"), objective_parts(algorithm), _kept_of(batch, attended)
+    hidden, batch = _before_responses(model, batch, packing=packing, hidden=True)
+    answers, shape = batch[ANSWERS], batch["responses"].shape
+    tokens = {n: x.flatten()[answers] for n, x in batch.items() if isinstance(x, Tensor) and x.shape == shape}
+    ids, parts, kept = tokens.pop("responses"), objective_parts(algorithm), _kept_of(batch)
     # Each part of the objective has its own tokens and weights; a tile is masked by the tokens of all of them.
-    mask = torch.stack([part.mask(batch) for part in parts]).any(0)[attended]
+    mask = torch.stack([part.mask(batch) for part in parts]).any(0).flatten()[answers]
     tokens[_POLICY_MASK] = tokens.pop("response_mask")
     for i, part in enumerate(parts):
-        tokens[f"{_WEIGHTS}.{i}"] = aggregation_weights(part, batch)[attended]
+        tokens[f"{_WEIGHTS}.{i}"] = aggregation_weights(part, batch).flatten()[answers]
 
     @token_wise
     def losses(**data: Tensor) -> Tensor:
@@ -148,7 +155,7 @@ def fused_objective(
     scores = {"log_probs": log_probs, "entropies": entropies}
     if kept is not None:
         scores["whole_log_probs"] = from_hidden(hidden.detach(), head.weight.detach(), ids, **scale).log_probs
-    return loss, {name: _to_rows(x, attended) for name, x in scores.items()}
+    return loss, {name: _to_rows(x, batch) for name, x in scores.items()}
 
 
 def response_values(critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -169,21 +176,33 @@ def last_token_scores(classifier: nn.Module, batch: dict[str, Tensor]) -> Tensor
     return scores[:, 0].float()
 
 
+def with_places(batch: dict[str, Any], *, packing: bool) -> dict[str, Any]:
+    """The batch with ``answers``, int64 (M,), the places of its attended response tokens, and with its layout.
+
+    They have as many elements as there are tokens. On a device the process would wait for these numbers.
+    """
+    if ANSWERS in batch:
+        return batch
+    attended = batch["attention_mask"][:, batch["prompts"].shape[1] :].bool()
+    places = {ANSWERS: rearrange(attended, "b t -> (b t)").nonzero()[:, 0]}
+    return {**batch, **places, **({LAYOUT: packed_layout(batch)} if packing else {})}
+
+
 def _before_responses(
-    model: nn.Module, batch: dict[str, Tensor], *, packing: bool, hidden: bool
-) -> tuple[Tensor, Tensor]:
+    model: nn.Module, batch: dict[str, Any], *, packing: bool, hidden: bool
+) -> tuple[Tensor, dict[str, Any]]:
     """Logits (M, V) or last hidden states (M, H) at the token before each of the M attended response tokens.
 
-    Also ``attended``, bool (B, T), True on these M tokens. The head is applied to these tokens only.
+    Also the batch with the places of these. The head is applied to these tokens only.
     """
+    batch = with_places(batch, packing=packing)
     check_lengths(model.config, batch["attention_mask"].sum(-1))
     if packing:
-        layout = packed_layout(batch)
-        inputs, columns, attended = packed_inputs(layout), layout.predicting, layout.attended
+        layout = batch[LAYOUT]
+        inputs, columns = packed_inputs(layout), layout.predicting
         routes = layout.routes
     else:
         inputs, columns = _padded_inputs(batch), _columns_before_responses(batch)
-        attended = batch["attention_mask"][:, batch["prompts"].shape[1] :].bool()
         routes = rearrange(batch[ROUTES], "b t l k -> (b t) l k") if ROUTES in batch else None
     if routes is not None:
         inputs["routes"] = routes
@@ -192,7 +211,7 @@ def _before_responses(
         output = model.base_model(**inputs, use_cache=False).last_hidden_state[:, columns]  # type: ignore[operator]
     else:
         output = model(**inputs, use_cache=False, logits_to_keep=columns).logits
-    return (output[0] if packing else output[attended]), attended
+    return (output[0] if packing else output.flatten(0, 1)[batch[ANSWERS]]), batch
 
 
 def _padded_inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -210,13 +229,13 @@ def _columns_before_responses(batch: dict[str, Tensor]) -> Tensor:
     return torch.arange(responses.shape[1], device=responses.device) + prompts.shape[1] - 1
 
 
-def _kept_of(batch: dict[str, Tensor], attended: Tensor) -> SamplingSupport | None:
+def _kept_of(batch: dict[str, Any]) -> SamplingSupport | None:
     """The kept sets of the attended response tokens."""
-    kept: SamplingSupport | None = batch.get("kept")  # type: ignore[assignment]
-    return None if kept is None else kept.take(rearrange(attended, "b t -> (b t)").nonzero()[:, 0])
+    kept: SamplingSupport | None = batch.get("kept")
+    return None if kept is None else kept.take(batch[ANSWERS])
 
 
-def _to_rows(x: Tensor, attended: Tensor) -> Tensor:
+def _to_rows(x: Tensor, batch: dict[str, Any]) -> Tensor:
     """(M, ...) to (B, T, ...), 0 elsewhere."""
-    rows = x.new_zeros(attended.shape + x.shape[1:])
-    return rows.masked_scatter(attended.view(attended.shape + (1,) * (x.dim() - 1)), x)
+    shape: torch.Size = batch["responses"].shape
+    return x.new_zeros(shape.numel(), *x.shape[1:]).index_copy(0, batch[ANSWERS], x).reshape(*shape, *x.shape[1:])

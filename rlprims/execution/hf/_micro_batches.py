@@ -6,11 +6,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from rlprims.algorithms import Algorithm, step_counts
 from rlprims.batching import micro_batches, prefix_tree
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, kept_of
+from rlprims.execution.hf._forward import with_places
 from rlprims.execution.hf._models import load_causal_lm, usable_device
 from rlprims.execution.hf._packed import packed_micro_batches
 from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes
@@ -91,7 +93,7 @@ def parts_of(
     """
     device = usable_device(model)
     routes = batch[ROUTES] if model.replay_routes and ROUTES in batch else None
-    tensors = {name: x.to(device) for name, x in without_routes(batch).batch.items() if not x.is_nested}
+    tensors = {name: x for name, x in without_routes(batch).batch.items() if not x.is_nested}
     kept = kept_of(batch)
     ids = {name: batch[name] for name in ("group_ids", "trajectory_ids") if name in tensors}
     labels = batch[together].tolist() if together is not None and together in tensors else None
@@ -102,18 +104,28 @@ def parts_of(
         tokens = torch.cat([batch["prompts"], batch["responses"]], 1)
         if routes is not None and len(batch):
             tokens = tree_ids(tokens, routes, device)
-            tensors["tree_ids"] = tokens.to(device)
+            tensors["tree_ids"] = tokens
         parts = packed_micro_batches(prefix_tree(tokens, attention).nodes, labels, max_tokens=budget)
     else:
         parts = micro_batches(prompts, responses, labels, max_tokens=budget)
     count = ranks.largest(len(parts))  # before the first forward pass, in which the ranks wait for each other
     for i, rows in enumerate(parts, start=1):
-        dense = {name: dense_ids(x[rows]).to(device) for name, x in ids.items()}
-        yield Part(rows, {**_trimmed(tensors, rows, kept, routes), **dense}, i == count)
+        dense = {name: dense_ids(x[rows]) for name, x in ids.items()}
+        part = with_places({**_trimmed(tensors, rows, kept, routes), **dense}, packing=packing)
+        yield Part(rows, _sent(part, device), i == count)
     for i in range(len(parts) + 1, count + 1):
         part = _trimmed(tensors, [0], kept, routes)
         dense = {name: torch.zeros_like(part[name]) for name in ids}
-        yield Part([], {**part, **dense, **without_tokens(part)}, i == count)
+        part = with_places({**part, **dense, **without_tokens(part)}, packing=packing)
+        yield Part([], _sent(part, device), i == count)
+
+
+def _sent(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The tensors of a part on the device; the process does not wait for it."""
+    is_gpu = device.type == "cuda"
+    send = lambda x: x.pin_memory().to(device, non_blocking=True) if is_gpu else x.to(device)  # noqa: E731
+    sent: dict[str, Any] = tree_map_only(Tensor, send, part)
+    return sent
 
 
 def _largest_unit(prompts: Sequence[int], responses: Sequence[int], labels: Sequence[Hashable] | None) -> int:
@@ -126,8 +138,8 @@ def _largest_unit(prompts: Sequence[int], responses: Sequence[int], labels: Sequ
 def _trimmed(
     batch: dict[str, Tensor], rows: Iterable[int], kept: SamplingSupport | None = None, routes: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Some rows with their kept sets and experts, which wait on the CPU, without the columns that only pad."""
-    index = torch.tensor(list(rows), device=batch["responses"].device)
+    """Some rows with their kept sets and experts, without the columns that only pad."""
+    index = torch.tensor(list(rows))
     part = {name: tensor[index] for name, tensor in batch.items()}
     width, attention = part["prompts"].shape[1], part["attention_mask"]
     prompt = int(attention[:, :width].sum(-1).max())
@@ -136,9 +148,8 @@ def _trimmed(
     columns = {"prompts": slice(width - prompt, None), "attention_mask": whole, "tree_ids": whole}
     found = {n: x[:, columns.get(n, slice(response))] if x.dim() >= 2 else x for n, x in part.items()}
     if routes is not None:
-        found[ROUTES] = routes[index.cpu()][:, whole].to(index.device)
+        found[ROUTES] = routes[index][:, whole]
     if kept is None:
         return found
-    tokens = index.cpu()[:, None] * batch["responses"].shape[1] + torch.arange(response)
-    ids, offsets = kept.take(rearrange(tokens, "b t -> (b t)"))
-    return {**found, "kept": SamplingSupport(ids.to(index.device), offsets.to(index.device))}  # type: ignore[dict-item]
+    tokens = index[:, None] * batch["responses"].shape[1] + torch.arange(response)
+    return {**found, "kept": kept.take(rearrange(tokens, "b t -> (b t)"))}  # type: ignore[dict-item]

@@ -4,8 +4,9 @@ It is over the tokens of each row with a valid response token, prompts too, exce
 prompt that rows share counts for each of them, so that packed and padded are the same.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -13,8 +14,9 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlprims.execution import ModelConfig
+from rlprims.execution.hf._forward import LAYOUT
 from rlprims.execution.hf._micro_batches import Part
-from rlprims.execution.hf._packed import packed_layout
+from rlprims.execution.hf._packed import Layout
 from rlprims.execution.hf._routes import are_read, heard
 from rlprims.execution.hf._scorer import Scorer
 from rlprims.losses import load_balance
@@ -59,11 +61,11 @@ def with_router_loss(forward: Forward, parts: Callable[[], Iterable[Part]], scor
     return with_loss
 
 
-def _readers(batch: dict[str, Tensor], packing: bool) -> Tensor:
+def _readers(batch: Mapping[str, Any], packing: bool) -> Tensor:
     """int64 (N,): for how many rows each token of a forward pass counts."""
-    in_loss = batch["response_mask"].any(-1, keepdim=True)
+    in_loss: Tensor = batch["response_mask"].any(-1, keepdim=True)
     if packing:
-        layout = packed_layout(batch)
+        layout: Layout = batch[LAYOUT]
         return torch.bincount(layout.nodes[in_loss & (layout.nodes >= 0)], minlength=layout.input_ids.shape[1])
     return rearrange((in_loss & are_read(batch["attention_mask"])).long(), "b t -> (b t)")
 

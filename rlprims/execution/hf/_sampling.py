@@ -78,15 +78,15 @@ class _Drawn:
 
     def add(self, t: int, rows: Tensor, chosen: Tensor, logits: Tensor, active: Tensor) -> None:
         """Add the chosen tokens (A,) of these rows where they are active; ``logits`` (A, V) are those drawn from."""
-        now = rows[active]
-        self.tokens[now, t] = chosen[active]
-        self.mask[now, t] = True
-        self.log_probs[now, t] = from_logits(logits, chosen)[active]
+        # Not by indices of the active rows: the process would wait for the device to count them.
+        self.tokens[rows, t] = torch.where(active, chosen, self.tokens[rows, t])
+        self.mask[rows, t] = active
+        self.log_probs[rows, t] = torch.where(active, from_logits(logits, chosen), 0.0)
         if self.truncates:
             left = logits[active].isfinite()
             left = left & ~left.all(-1, keepdim=True)  # no ids for a row in which all are finite
             self.kept_ids.append(left.nonzero()[:, 1].int().cpu())
-            self.kept_counts[t, now.cpu()] = left.sum(-1, dtype=torch.int32).cpu()
+            self.kept_counts[t, rows[active].cpu()] = left.sum(-1, dtype=torch.int32).cpu()
 
     def responses(self, routes: Tensor | None) -> Responses:
         kept: tuple[Tensor | None, Tensor | None] = None, None
@@ -141,11 +141,11 @@ def sample(
         logits = process(logits.float())
         chosen = draw(logits, seeds[row_of], positions[:, 0] - 1) if sampling.temperature > 0 else logits.argmax(-1)
         drawn.add(t, row_of, chosen, logits, active)
-        ended = torch.isin(chosen, end_ids)
+        ended = (chosen[:, None] == end_ids).any(-1)
         if ends_text is not None:
             texts = [ends_text(row) for row in drawn.tokens[row_of, : t + 1].tolist()]
             ended |= torch.tensor(texts, dtype=torch.bool, device=device)
-        drawn.ended[row_of[ended & active]] = Ended.STOP
+        drawn.ended[row_of] = torch.where(ended & active, Ended.STOP.value, drawn.ended[row_of])
         active &= ~ended
         number_active = int(active.sum())
         if not number_active:

@@ -45,9 +45,9 @@ class TrainState:
         names = _matrices(module, weights) if config.name == "muon" else set()
         matrices = {name: x for name, x in masters.items() if name in names}
         others = {name: x for name, x in masters.items() if name not in names}
-        self.optimizer = torch.optim.AdamW(
-            _groups(others, config), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
-        )
+        rates: Any = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+        on_gpu = all(x.is_cuda for x in others.values())  # one kernel, without temporaries of the size of the weights
+        self.optimizer = torch.optim.AdamW(_groups(others, config), **rates, fused=on_gpu or None)
         self.muon: torch.optim.Muon | None = None
         if matrices:  # match_rms_adamw: Muon's updates are as large as AdamW's, so one learning rate fits both
             options: Any = {"lr": config.lr, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
@@ -147,8 +147,11 @@ def optimizer_step(
         (part_loss * ranks.size).backward()  # type: ignore[no-untyped-call]
         losses.append(part_loss.detach())
         metrics = merge_metrics(metrics, part_metrics)
-    on_cpu = {name: replace(x, **{part: y.cpu() for part, y in vars(x).items()}) for name, x in metrics.items()}
-    return UpdateReport(sum(x.item() for x in losses), *state.step(), on_cpu)
+    sent = {
+        n: replace(x, **{k: y.to("cpu", non_blocking=True) for k, y in vars(x).items()}) for n, x in metrics.items()
+    }
+    total = sum(torch.stack(losses).tolist()) if losses else 0.0  # the one wait for all of them
+    return UpdateReport(total, *state.step(), sent)
 
 
 def _master_of(weight: nn.Parameter) -> nn.Parameter:
