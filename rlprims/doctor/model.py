@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlprims.doctor.installation import Diagnosis
+from rlprims.execution.hf._families import check_type
 from rlprims.runs.end_tokens import tokens_beyond
 from rlprims.trainer.config import Config
 from rlprims.trainer.mismatch import disagreements
@@ -43,9 +44,12 @@ def check_files(path: str) -> Iterator[Diagnosis]:
 
     config, tokenizer = AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     kind, text = config.model_type, config.get_text_config()
-    is_text = type(config) in AutoModelForCausalLM._model_mapping
-    what = "multimodal" if hasattr(config, "vision_config") else "no causal language model"
-    yield Diagnosis("type of the model", is_text, kind if is_text else f"{kind}: {what}", "use a model of text alone")
+    wrong = None if type(config) in AutoModelForCausalLM._model_mapping else f"{kind}: no causal language model"
+    try:
+        check_type(config)
+    except ValueError as error:
+        wrong = str(error).partition("; ")[0]
+    yield Diagnosis("type of the model", wrong is None, wrong or kind, "use a type of docs/models.md")
     rows, largest = text.vocab_size, max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
     size = f"{rows} rows of the embedding, largest token {largest}"
     yield Diagnosis(

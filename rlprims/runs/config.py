@@ -103,7 +103,7 @@ def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> 
         raise ValueError("\n".join(f"{path}: {line}" for line in lines)) from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The settings of a file and of those that it extends."""
     try:
         values = yaml.safe_load(path.read_text())
@@ -114,9 +114,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping of settings, such as 'steps: 100'")
     base, own = values.pop("extends", None), str(path.parent.resolve())
-    if base is not None and (path.parent / base).resolve() == path.resolve():
-        raise ValueError(f"{path}: extends itself")
-    extended = read_yaml(path.parent / base) if base is not None else {"modules": []}
+    files = (*extending, path.resolve())
+    if base is not None and (path.parent / base).resolve() in files:
+        raise ValueError(f"{path}: extends {base}, which extends it")
+    extended = read_yaml(path.parent / base, files) if base is not None else {"modules": []}
     folders = values.pop("modules", None) or list(dict.fromkeys([own, *extended["modules"]]))
     whole = {key: values.pop(key) for key in ("algorithm", "loss") if key in values}
     whole["modules"] = [folders] if isinstance(folders, str) else folders

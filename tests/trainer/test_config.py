@@ -126,12 +126,15 @@ def test_modules_are_found_beside_the_file_and_then_beside_those_that_it_extends
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
-    broken, empty, itself = (tmp_path / name for name in ("broken.yaml", "empty.yaml", "itself.yaml"))
+    names = ("broken.yaml", "empty.yaml", "itself.yaml", "a.yaml", "b.yaml")
+    broken, empty, itself, a, b = (tmp_path / name for name in names)
     broken.write_text("steps: [1,")
     empty.write_text("")
     itself.write_text("extends: itself.yaml")
-    for path, expected in ((broken, "not YAML"), (empty, "mapping of settings"), (itself, "extends itself"),
-                           (tmp_path / "none.yaml", "No such file")):  # fmt: skip
+    a.write_text("extends: b.yaml")
+    b.write_text("extends: a.yaml")
+    for path, expected in ((broken, "not YAML"), (empty, "mapping of settings"), (a, "b.yaml: extends a.yaml, which"),
+                           (itself, "itself.yaml: extends itself.yaml, which extends it"), (tmp_path / "none.yaml", "No such file")):  # fmt: skip
         with pytest.raises(ValueError, match=expected):
             load_config(path)
 

@@ -28,7 +28,8 @@ def test_the_doctor_compares_without_a_run(
     ("kind", "changes", "what", "found"),
     [
         ("qwen2", {"vocab_size": 30}, "vocabulary", "30 rows of the embedding, largest token 31"),
-        ("qwen2_5_vl", {}, "type of the model", "qwen2_5_vl: multimodal"),
+        ("qwen2_5_vl", {}, "type of the model", "a qwen2_5_vl is refused: it is multimodal"),
+        ("reformer", {"is_decoder": True}, "type of the model", "a reformer is refused: "),
         ("t5", {}, "type of the model", "t5: no causal language model"),
         ("jamba", {}, "kernels of the model", "causal-conv1d, mamba-ssm not installed: transformers uses slow torch"),
         ("qwen2", {}, "kernels of the model", "none is missing"),
