@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 CHOSEN = (
-    *("advantage.clip_advantages", "advantage.discounted_returns", "advantage.grpo", "advantage.turn_grpo"),
+    *("advantage.clip_advantages", "advantage.discounted_returns", "advantage.grpo"),
     *("losses.clipped_surrogate", "losses.dpo", "losses.full_kl", "losses.gspo", "losses.kl", "losses.load_balance"),
     *("losses.prompt_token_mean", "losses.token_mean", "losses.topk_kl", "losses.value_loss"),
     *("corrections.importance_weights", "corrections.rejection", "rewards.at_last_token", "rewards.cosine_length"),

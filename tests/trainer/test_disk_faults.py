@@ -126,7 +126,10 @@ def test_a_checkpoint_cut_at_any_byte_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "others"), [("1500k", False), ("4m", True)], ids=["checkpoint", "anything"])
+@pytest.mark.parametrize(
+    ("size", "others"),
+    [pytest.param("1500k", False, id="checkpoint"), pytest.param("4m", True, id="anything", marks=pytest.mark.release)],
+)
 def test_a_run_on_a_disk_that_fills_up_ends_and_goes_on(
     settings: dict[str, Any],
     write_config: Callable[[dict[str, Any]], Path],
