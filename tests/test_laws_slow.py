@@ -30,7 +30,7 @@ CHOSEN = (
     *("losses.clipped_surrogate", "losses.dpo", "losses.full_kl", "losses.gspo", "losses.kl", "losses.load_balance"),
     *("losses.prompt_token_mean", "losses.token_mean", "losses.topk_kl", "losses.value_loss"),
     *("corrections.importance_weights", "corrections.rejection", "rewards.at_last_token", "rewards.cosine_length"),
-    *("rewards.kl_penalty", "filters.high_entropy", "filters.kl_cov", "filters.varied_scores"),
+    *("rewards.kl_penalty", "filters.kl_cov", "filters.varied_scores"),
     *("logprobs.entropy_from_logits", "logprobs.from_logits"),
     *("corrections.batch_normalized", "logprobs.from_hidden", "logprobs.fused_loss"),
     *("diagnostics.length_correlation", "diagnostics.ratio_stats"),
