@@ -58,7 +58,7 @@ test-lowest: ## the same with the lowest versions that pyproject.toml allows
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m "slow and not laws and not release" --durations=25
 
-test-laws: $(VENV)/.dev ## every law of every call of every primitive: also the compiler, export, DTensors, second derivatives
+test-laws: $(VENV)/.dev ## laws of every call of every primitive; of one primitive of each kind also the compiler, export, second derivatives
 	$(BIN)/python -m pytest -q -m "laws and not release" --durations=25 tests/test_laws_slow.py
 
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
