@@ -42,8 +42,9 @@ test-fast: $(VENV)/.dev ## the tests alone; another Python: make test-fast PYTHO
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(WITHOUT)
 
 # torch computes the same numbers under every Python; the doctests and the trainer's runs call what these test.
-NUMBERS = $(addprefix --ignore-glob=tests/,advantage batching corrections execution filters kernels lab logprobs losses regressions \
-	turns test_diagnostics* test_enumeration* test_golden* test_laws* test_routing* test_scan* test_sharded*)
+NUMBERS = $(addprefix --ignore-glob=tests/,advantage batching corrections execution filters kernels lab logprobs losses regressions turns \
+	$(patsubst %,test_%*,controllers default_dtype diagnostics enumeration finite golden grouping laws layout majority masking \
+	measurements mutation near_misses ratios routing rule scan sharded trajectories trap unknown_options))
 
 test-pythons: ## the fast tests of what is not numbers alone on the other Pythons, where their interpreters are found
 	@for version in $(PYTHONS); do \

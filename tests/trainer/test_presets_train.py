@@ -21,11 +21,6 @@ REFUSED = {
     "tree_grpo": r"needs \['tree_ids'\], which nothing in a run computes",
     "turn_grpo": r"needs \['turn_ids', 'turn_rewards'\], which only an environment gives: set data.environment",
 }
-CHOSEN = (
-    *("bapo", "clip_cov", "fipo", "flowrl", "gdpo", "gvpo", "high_entropy", "rlsd"),
-    *("sdar", "sdft", "sdpo", "sft", "spo", "topr", "vapo", "w_reinforce"),
-)
-"""One for each part that test_pairs does not have; the others train before a release."""
 CHANGES: dict[str, dict[str, Any]] = {
     "gdpo": {"verifier": "tests.trainer.verifiers.a_digit_and_a_letter"},
 }
@@ -38,13 +33,7 @@ def two_steps(config: Config, console: Console) -> list[StepResult]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in CHOSEN else pytest.mark.release)
-        for name in sorted(PRESETS.keys() - REFUSED.keys())
-    ],
-)
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - REFUSED.keys()))
 def test_a_preset_trains(name: str, load: Callable[..., Config], settings: dict[str, Any], console: Console) -> None:
     changes = {"algorithm": name, "prompts_per_generation": None, "steps": 2, **CHANGES.get(name, {})}
     for step in two_steps(load(settings | changes), console):
