@@ -14,6 +14,7 @@ from rlprims.trainer.config import load_config
 from tests.trainer.runs import rlprims
 
 ROOT = Path(__file__).parents[1]
+RELEASE = pytest.mark.release
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +26,17 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(words: Path, name: str, *settings: str, alone: bool = False) -> dict[str, Any]:
-    """The summary of a run, in this process or in one of its own."""
-    config = ROOT / "examples" / "words" / f"{name}.yaml"
+def train(words: Path, run: Path, *settings: str, alone: bool = False) -> dict[str, Any]:
+    """The summary of a run of the config of that name, in this process or in one of its own."""
+    config = ROOT / "examples" / "words" / f"{run.name}.yaml"
     data = [f"data.{split}={words / 'data' / split}.jsonl" for split in ("train", "eval")]
-    places = [f"run_dir={words / name}", f"model.path={words / 'base'}", *data]
+    places = [f"run_dir={run}", f"model.path={words / 'base'}", *data]
     command = ["train", str(config), *places, *settings]
     if alone:
         subprocess.run([sys.executable, "-m", "rlprims", *command], cwd=ROOT, check=True)
     else:
         rlprims(*command)
-    summary: dict[str, Any] = json.loads((words / name / "summary.json").read_text())
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return summary
 
 
@@ -44,27 +45,42 @@ def evaluation(run: Path, step: int) -> dict[str, Any]:
     return next(line for line in lines if line["kind"] == "eval" and line["step"] == step)
 
 
-@pytest.mark.slow
-def test_dapo_learns_and_the_trap_learns_to_be_short(words: Path) -> None:
-    dapo = train(words, "dapo", alone=True)
+def dapo_learns(words: Path, run: Path, steps: int) -> dict[str, Any]:
+    """Its summary."""
+    dapo = train(words, run, f"steps={steps}", "evaluation.every=40", alone=True)
     assert dapo["after"]["sampled/acc"] - dapo["before"]["sampled/acc"] >= 0.35
     assert dapo["skipped_updates"] == dapo["failed_groups"] == 0
-    assert (words / "dapo" / "curves.png").exists()
-    config = load_config(words / "dapo" / "config.yaml")
-    measured = evaluation(words / "dapo", step=120)["memory/local"]
+    assert (run / "curves.png").exists()
+    config = load_config(run / "config.yaml")
+    measured = evaluation(run, step=steps)["memory/local"]
     assert plan(config, lengths_of(config)).peak / 2**30 == pytest.approx(measured, rel=0.25)
-    trap = train(words, "trap", "steps=60")
+    return dapo
+
+
+@pytest.mark.slow
+def test_dapo_learns_in_a_third_of_its_steps(words: Path, tmp_path: Path) -> None:
+    dapo_learns(words, tmp_path / "dapo", steps=40)
+
+
+@pytest.mark.slow
+@pytest.mark.release
+def test_dapo_learns_and_the_trap_learns_to_be_short(words: Path, tmp_path: Path) -> None:
+    dapo = dapo_learns(words, tmp_path / "dapo", steps=120)
+    trap = train(words, tmp_path / "trap", "steps=60")
     # Short before right. How soon it is right later depends on rounding, so on the processor: half way is what counts.
-    half_way = evaluation(words / "trap", step=30)
+    half_way = evaluation(tmp_path / "trap", step=30)
     assert half_way["sampled/length"] < dapo["after"]["sampled/length"]
     assert half_way["sampled/acc"] < dapo["before"]["sampled/acc"] + 0.2
     assert trap["after"]["sampled/acc"] < dapo["after"]["sampled/acc"] - 0.2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "rloo", "remax", "reinforce"])  # GRPO is the page below, and a real model
-def test_every_example_learns(words: Path, name: str) -> None:
-    summary = train(words, name, "steps=40", "evaluation.every=40")
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(name, marks=RELEASE) for name in ("rloo", "remax", "reinforce"))]
+)
+def test_every_example_learns(words: Path, tmp_path: Path, name: str) -> None:
+    """GRPO is the page below, and a real model."""
+    summary = train(words, tmp_path / name, "steps=40", "evaluation.every=40")
     assert summary["after"]["sampled/acc"] - summary["before"]["sampled/acc"] >= 0.15
 
 

@@ -149,7 +149,7 @@ def pyright(python: Path, name: str, folder: Path) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checker", [mypy, pyright])
+@pytest.mark.parametrize("checker", [mypy, pytest.param(pyright, marks=pytest.mark.release)])
 def test_the_installed_types_pass_a_strict_client_and_catch_each_mistake(
     checker: Callable[[Path, str, Path], set[int]], python: Path, tmp_path: Path
 ) -> None:

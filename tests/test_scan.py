@@ -169,8 +169,14 @@ def test_estimators_of_200_000_tokens_have_the_discount_that_they_were_given(tur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fn", [gae, discounted_returns, reinforce_pp], ids=lambda fn: fn.__name__)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "packed"),
+    [
+        *((gae, True), (discounted_returns, False)),
+        *(pytest.param(*each, marks=pytest.mark.release) for each in ((gae, False), (discounted_returns, True))),
+        *(pytest.param(reinforce_pp, packed, marks=pytest.mark.release) for packed in (False, True)),
+    ],
+)
 def test_one_graph_for_all_lengths(fn: Callable[..., Tensor], packed: bool) -> None:
     """torch.compile gave up at the ninth length; the first length has a graph of its own, all others share one."""
     graphs = []

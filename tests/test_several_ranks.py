@@ -17,7 +17,7 @@ def torchrun(script: Path, *options: str, ranks: int = 2) -> "subprocess.Complet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("wrap", [pytest.param("ddp", marks=pytest.mark.release), "fsdp2"])
 def test_ranks_give_the_gradients_of_one_process(wrap: str) -> None:
     done = torchrun(EXAMPLE, "--wrap", wrap)
     assert done.returncode == 0, done.stderr

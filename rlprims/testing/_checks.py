@@ -68,20 +68,30 @@ def check(
     >>> check(reinforce, "loss", effort="quick")
     >>> check(token_mean, "aggregation", effort="quick")
     """
-    check_choice("kind", kind, Kind)
-    tensor_function = _with_tensor_result(fn, kind)
-    if kind == "selector" and "generator" in signature(fn).parameters:
-        hyperparameters.setdefault("generator", torch.Generator().manual_seed(0))
-    subject: Primitive | LogitFunction
-    if kind == "logits":
-        subject = LogitFunction(tensor_function, hyperparameters, alternatives or {})
-    else:
-        minimized = DIFFERENTIABLE if kind in ("loss", "aggregation") else ()
-        estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else inputs
-        subject = Primitive(tensor_function, hyperparameters, alternatives or {}, minimized, estimated)
-        subject.check_vocabulary()
+    subject = subject_of(fn, kind, hyperparameters, alternatives, inputs)
     with _without_traces():
         _enforce(subject, fn, kind, effort, exempt or {})
+
+
+def subject_of(
+    fn: Callable[..., Any],
+    kind: Kind,
+    hyperparameters: Mapping[str, Any],
+    alternatives: Others = None,
+    inputs: tuple[str, ...] = (),
+) -> Primitive | LogitFunction:
+    """What a law is called with."""
+    check_choice("kind", kind, Kind)
+    tensor_function, hyperparameters = _with_tensor_result(fn, kind), dict(hyperparameters)
+    if kind == "selector" and "generator" in signature(fn).parameters:
+        hyperparameters.setdefault("generator", torch.Generator().manual_seed(0))
+    if kind == "logits":
+        return LogitFunction(tensor_function, hyperparameters, alternatives or {})
+    minimized = DIFFERENTIABLE if kind in ("loss", "aggregation") else ()
+    estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else inputs
+    primitive = Primitive(tensor_function, hyperparameters, alternatives or {}, minimized, estimated)
+    primitive.check_vocabulary()
+    return primitive
 
 
 _ABOUT: dict[Kind, str] = {

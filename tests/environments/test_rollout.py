@@ -294,10 +294,10 @@ def test_one_that_hangs_costs_its_episode_and_not_the_others() -> None:
 
 def test_the_time_of_the_sampler_is_not_the_environments() -> None:
     def slow(*args: Any) -> Completion:
-        time.sleep(0.2)
+        time.sleep(0.8)
         return says("7")(*args)
 
-    assert play(Adds(), slow, EpisodeLimits(seconds=0.15)).failure is None
+    assert play(Adds(), slow, EpisodeLimits(seconds=0.7)).failure is None
 
 
 def test_an_episode_raises_the_samplers_error_and_closes_its_environment() -> None:

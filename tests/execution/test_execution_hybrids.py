@@ -11,10 +11,11 @@ from tests.execution.execution_contract import local, prompts
 from tests.hybrids import HYBRIDS, NO_ATTENTION, alone, save_hybrid
 
 FAST = ("qwen3_5_text", "lfm2", "falcon_h1")
+LATE = (pytest.mark.slow, pytest.mark.release)
 TEXTS = ["1+2="] * 3 + ["7", "17-3=", "7"] + ["12+34= 90"] * 3
 
 
-@pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in HYBRIDS])
+@pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=LATE) for k in HYBRIDS])
 def test_a_row_is_what_it_is_alone(tmp_path, kind):
     more = {"attention": "eager"} if kind in NO_ATTENTION else {}
     path = save_hybrid(tmp_path, kind)

@@ -1,6 +1,7 @@
 """Every type of model: rows in a batch have the log-probs and the gradients that each has alone, or it is refused.
 
-By default some types are tested by their numbers alone; ``-m slow`` tests all types, and also samplers, files and runs.
+By default some types are tested by their numbers alone; ``-m slow`` tests more, with samplers, files and runs; a
+release tests all.
 """
 
 from types import SimpleNamespace
@@ -37,9 +38,16 @@ FAST = (
     *("deepseek_v3", "ernie4_5", "gemma2", "gemma4_text", "glm4", "glm4_moe", "gpt_oss", "kimi_linear", "lfm2"),
     *("mamba2", "mimo_v2_flash", "minimax_m2", "ministral3", "nemotron", "olmo3", "qwen3_5", "qwen3_next"),
 )
+CHOSEN = (
+    *("afmoe", "apertus", "bamba", "bert", "bloom", "cohere2", "dbrx", "deepseek_v2", "diffllama"),
+    *("falcon_h1", "gemma3n_text", "gpt2", "gpt_neo", "gptj", "granitemoehybrid", "jamba", "llama"),
+    *("mpt", "nemotron_h", "opt", "phi3", "qwen2_moe", "stablelm", "xlnet", "zamba2"),
+)
+"""Beside those of FAST one of each family of blocks: other positions, masks, states, caches, experts."""
 KINDS = [kind for kind in MAPPING if kind not in REFUSED and kind not in zoo.NOT_HERE]
-EACH = [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in KINDS]
-ALL = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+SLOW = {kind: [pytest.mark.slow, *[pytest.mark.release][kind in (*FAST, *CHOSEN) :]] for kind in KINDS}
+EACH = [pytest.param(kind, marks=() if kind in FAST else SLOW[kind]) for kind in KINDS]
+ALL = [pytest.param(kind, marks=SLOW[kind]) for kind in KINDS]
 
 
 def batch():

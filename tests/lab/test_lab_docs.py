@@ -13,6 +13,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_notebooks_run_and_say_what_is_stored():
     command = [sys.executable, DOCS / "notebooks" / "run.py", "--check", *(path.name for path in NOTEBOOKS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=DOCS.parent)

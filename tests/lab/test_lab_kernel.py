@@ -16,6 +16,7 @@ def pictures(notebook: Any) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_picture_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell loads pyplot or matplotlib's inline backend, without which a bare Figure is shown as its text."""

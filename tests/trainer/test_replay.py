@@ -26,10 +26,10 @@ REMAX = {"preset": "remax", "group_size": 2}
     [
         pytest.param(None, WHOLE, id="dapo-whole"),
         pytest.param(MASKED, TRUNCATED, id="masked-truncated"),
-        pytest.param(None, TRUNCATED, id="dapo-truncated", marks=pytest.mark.slow),
-        pytest.param(MASKED, WHOLE, id="masked-whole", marks=pytest.mark.slow),
-        pytest.param(REMAX, WHOLE, id="remax-whole", marks=pytest.mark.slow),
-        pytest.param(REMAX, TRUNCATED, id="remax-truncated", marks=pytest.mark.slow),
+        pytest.param(None, TRUNCATED, id="dapo-truncated", marks=pytest.mark.release),
+        pytest.param(MASKED, WHOLE, id="masked-whole", marks=pytest.mark.release),
+        pytest.param(REMAX, WHOLE, id="remax-whole"),
+        pytest.param(REMAX, TRUNCATED, id="remax-truncated", marks=pytest.mark.release),
     ],
 )
 def test_a_replay_trains_as_the_recorded_run_did(

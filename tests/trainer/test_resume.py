@@ -141,7 +141,9 @@ def test_sigkill_in_mid_save(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.release) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_the_first_signal_saves_and_ends(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path, number: signal.Signals
 ) -> None:
