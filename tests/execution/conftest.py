@@ -56,6 +56,8 @@ ON_V2 = {
     "test_the_sets_are_those_that_the_filters_leave",
 }
 """Of the sampler's, because Triton's interpreter is slow."""
+MARKS = {"ray-vllm-v2": [pytest.mark.ray, pytest.mark.release]}
+"""CI runs V2 in test_execution_v2: the tokens of one process, truncated sets and stop texts; and in flight."""
 LOCAL = {("terms", "test_in_float64_to_twelve_digits"), ("terms", "test_without_whole_logits")}
 """They build local executions alone."""
 ONE_SIZE = {"terms": 130, "update": 40}
@@ -122,7 +124,10 @@ def plain(model_path):
     params=[
         *(pytest.param(backend, id=name) for name, backend in BACKENDS.items()),
         *(pytest.param(backend, id=name, marks=pytest.mark.slow) for name, backend in ADAPTED.items()),
-        *(pytest.param(backend, id=name, marks=pytest.mark.ray) for name, backend in CLUSTERS.items()),
+        *(
+            pytest.param(backend, id=name, marks=MARKS.get(name, pytest.mark.ray))
+            for name, backend in CLUSTERS.items()
+        ),
     ],
 )
 def build(request, model_path):

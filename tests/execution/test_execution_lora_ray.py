@@ -20,7 +20,14 @@ LORA = {"rank": 4, "sync": "adapter"}
 __all__ = ["tied"]  # the fixture
 
 
-@pytest.mark.parametrize(("make", "engine", "ranks"), [(cluster, "hf", 2), (cluster, "vllm", 1), (on_v2, "vllm", 1)])
+@pytest.mark.parametrize(
+    ("make", "engine", "ranks"),
+    [
+        pytest.param(cluster, "hf", 2, marks=pytest.mark.release),
+        pytest.param(cluster, "vllm", 1, marks=pytest.mark.release),
+        (on_v2, "vllm", 1),
+    ],
+)
 def test_the_numbers_are_those_of_one_process(tied, make, engine, ranks):
     """Adapters go to the engine and are sampled with: step by step the same tokens, losses, norms and reference."""
     one = local(tied, PPO, optimizer=SLOW, lora=LORA)
@@ -44,6 +51,7 @@ def test_the_numbers_are_those_of_one_process(tied, make, engine, ranks):
         many.sync_weights()
 
 
+@pytest.mark.release
 def test_merged_weights_and_a_checkpoint_of_two_ranks_on_one(tied, tmp_path):
     two = cluster(tied, PPO, training_workers=2, engine="vllm", lora=LORA | {"sync": "merged"})
     batch = training_batch(two)

@@ -38,7 +38,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        ("max_staleness=1",),
+        pytest.param(("max_staleness=1",), marks=pytest.mark.release),
         ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
         (
             "data.environment=tests.trainer.environments.Digits",
@@ -73,6 +73,7 @@ def test_the_metrics_are_those_of_one_process(
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.release
 def test_a_teacher_in_an_engine_teaches_what_it_teaches_on_a_rank(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_teacher_in_an_engine_teaches_what_it_teaches_on_a_rank(
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.release
 def test_groups_go_on_through_updates(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
