@@ -124,10 +124,7 @@ def plain(model_path):
     params=[
         *(pytest.param(backend, id=name) for name, backend in BACKENDS.items()),
         *(pytest.param(backend, id=name, marks=pytest.mark.slow) for name, backend in ADAPTED.items()),
-        *(
-            pytest.param(backend, id=name, marks=MARKS.get(name, pytest.mark.ray))
-            for name, backend in CLUSTERS.items()
-        ),
+        *(pytest.param(backend, id=name, marks=MARKS.get(name, pytest.mark.ray)) for name, backend in CLUSTERS.items()),
     ],
 )
 def build(request, model_path):
