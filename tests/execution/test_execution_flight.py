@@ -21,7 +21,7 @@ CHUNKED = {"engine_options": {"max_num_batched_tokens": 8}}
     [
         ("keep", cluster, 64, {}),
         pytest.param("recompute", cluster, 64, {}, marks=pytest.mark.release),
-        ("wait", cluster, 64, {}),
+        pytest.param("wait", cluster, 64, {}, marks=pytest.mark.release),
         pytest.param("keep", on_v2, 16, {}, marks=pytest.mark.release),
         ("recompute", on_v2, 16, CHUNKED),
     ],

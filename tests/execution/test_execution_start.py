@@ -82,6 +82,7 @@ def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
     assert 4.0 <= time.monotonic() - begun < 60
 
 
+@pytest.mark.release
 def test_a_cluster_that_nobody_holds_gives_its_processes_back(tied):
     execution = cluster(tied, GRPO)
     processes = [process_of(worker) for worker in (*execution.trainers.workers, *execution.rollouts.workers)]

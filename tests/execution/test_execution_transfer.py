@@ -152,9 +152,7 @@ def test_engines_have_the_weights_of_two_ranks(request, monkeypatch, model, back
 
 def test_an_engine_that_is_lost_in_a_transfer_by_nccl(monkeypatch, tied):
     """Nobody who waits for it would come back: all engines are replaced, which counts as one."""
-    execution = started(
-        monkeypatch, tied, "nccl", training_workers=2, rollout_workers=2, cluster={"max_replacements": 1}
-    )
+    execution = started(monkeypatch, tied, "nccl", rollout_workers=2, cluster={"max_replacements": 1})
     before = list(execution.rollouts.workers)
     assert "NCCLWeightTransferEngine" in run(before[0], receiver)
     run(before[1], die_in_mid_update)

@@ -289,6 +289,7 @@ def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
     assert f"rlprims export {run} {before / 'policy'} --step {step} --model policy" in refused.stderr
 
 
+@pytest.mark.release
 def test_ctrl_c_during_the_start_says_what_it_ended(config: Path, tmp_path: Path) -> None:
     """A terminal sends it to every process of its group, the ranks too."""
     start = command("train", config, f"run_dir={tmp_path / 'run'}")

@@ -28,6 +28,7 @@ CLUSTER = {
     "call_timeout": 120.0,
     "training_timeout": 120.0,
 }
+VLLM = ("ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}")
 
 
 @pytest.fixture
@@ -39,7 +40,10 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
     "changes",
     [
         pytest.param(("max_staleness=1",), marks=pytest.mark.release),
-        ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+        pytest.param(
+            ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", *VLLM),
+            marks=pytest.mark.release,
+        ),
         (
             "data.environment=tests.trainer.environments.Digits",
             *(
@@ -164,6 +168,7 @@ def test_episodes_go_on_through_updates(
     assert len(samples) == len(samples.unique()), "an episode is trained on once"
 
 
+@pytest.mark.release
 def test_processes_without_a_model_are_as_large_as_a_plan_says(
     settings: dict[str, Any],
     write_config: Callable[[dict[str, Any]], Path],
