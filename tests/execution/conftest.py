@@ -62,13 +62,15 @@ FOR_A_RELEASE = {
         ("checkpoint", "test_another_models_checkpoint_is_refused"),
         ("reward", None),  # TestPools has it on Ray
         ("teacher", None),  # tests/trainer/test_cluster_pairs.py
-        ("update", "test_micro_batches_do_not_change_the_step"),  # those of test_execution_terms
+        ("terms", "test_micro_batches_do_not_change_the_step"),  # ranks with micro-batches: test_execution_ranks
+        ("update", "test_micro_batches_do_not_change_the_step"),
         ("update", "test_the_temperature_divides_the_logits"),
     },
     "ray-vllm": {
         ("generate", "test_however_many_are_sampled_at_once"),
         ("generate", "test_learned_positions_are_counted_from_the_prompts_first_token"),
         ("generate", "test_the_log_probs_are_those_of_the_sampled_tokens[ray-vllm-0.7]"),
+        ("reports", None),
     },
 }
 """Not in CI: on Ray they start ranks or engines of their own, and show what others show there or one process does.

@@ -181,6 +181,21 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
     assert metrics_of(path) == undisturbed
 
 
+def ends_with_a_checkpoint(run: Run) -> None:
+    run.interrupt()
+    code, errors = run.end()
+    assert code == 130, errors
+    done = metrics_of(run.path)[-1]["step"]
+    assert newest_checkpoint(run.path / "checkpoints", warn=pytest.fail).name == f"step_{done:06d}"
+    run.leaves_nobody()
+
+
+def test_ctrl_c_ends_a_run_after_its_step(config: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ends_with_a_checkpoint(Run(command("train", config, f"run_dir={path}"), path))
+
+
+@pytest.mark.release
 def test_ctrl_c_while_a_checkpoint_is_written(config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path) -> None:
     """The first waits until a checkpoint of the last step is whole. The second leaves the one before."""
     path, slow = tmp_path / "run", tmp_path / "slow-disk"
@@ -203,13 +218,7 @@ def test_ctrl_c_while_a_checkpoint_is_written(config: Path, undisturbed: list[di
     assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{step - 2:06d}"
 
     slow.unlink()
-    run = Run(command("resume", path), path)
-    run.interrupt()
-    code, errors = run.end()
-    assert code == 130, errors
-    done = metrics_of(path)[-1]["step"]
-    assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{done:06d}"
-    run.leaves_nobody()
+    ends_with_a_checkpoint(Run(command("resume", path), path))
     rlprims("resume", path)
     assert metrics_of(path) == undisturbed
 
