@@ -365,6 +365,7 @@ def test_an_engine_that_does_not_start_is_told_in_a_line(config: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.release
 def test_a_disk_that_fills_up_under_the_ranks_ends_the_run_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
