@@ -19,7 +19,7 @@ REASONS = {
         execution/test_execution_sync execution/test_execution_transfer
     """,
     "an environment or a cluster that the tests share": """
-        execution/execution_contract execution/test_execution_ranks execution/test_execution_ray
+        execution/execution_contract execution/test_execution_ranks execution/test_execution_start
         execution/test_execution_v2_only trainer/shared_cluster trainer/test_cluster_pairs bridges/test_verifiers
     """,
     "what is decided before a cluster starts, or when a call of it fails": """

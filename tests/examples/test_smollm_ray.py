@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.ray
+@pytest.mark.release
 def test_the_sampler_has_the_trainers_log_probs_after_every_sync(smollm: Path, tmp_path: Path) -> None:
     scripts = ROOT / "examples" / "smollm"
     data = tmp_path / "data"

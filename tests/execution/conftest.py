@@ -56,6 +56,29 @@ ON_V2 = {
     "test_the_sets_are_those_that_the_filters_leave",
 }
 """Of the sampler's, because Triton's interpreter is slow."""
+FOR_A_RELEASE = {
+    "ray": {
+        ("checkpoint", "mixture"),
+        ("checkpoint", "test_another_models_checkpoint_is_refused"),
+        ("reward", None),  # TestPools has it on Ray
+        ("teacher", None),  # tests/trainer/test_cluster_pairs.py
+        ("terms", "test_micro_batches_do_not_change_the_step"),  # ranks with micro-batches: test_execution_ranks
+        ("update", "test_micro_batches_do_not_change_the_step"),
+        ("update", "test_the_temperature_divides_the_logits"),
+    },
+    "ray-vllm": {
+        ("generate", "test_however_many_are_sampled_at_once"),
+        ("generate", "test_learned_positions_are_counted_from_the_prompts_first_token"),
+        ("generate", "test_the_log_probs_are_those_of_the_sampled_tokens[ray-vllm-0.7]"),
+        ("reports", None),
+    },
+}
+"""Not in CI: on Ray they start ranks or engines of their own, and show what others show there or one process does.
+
+A test, a parameter of the checkpoint's, or a whole file.
+"""
+MARKS = {"ray-vllm-v2": [pytest.mark.ray, pytest.mark.release]}
+"""CI runs V2 in test_execution_v2: the tokens of one process, truncated sets and stop texts; and in flight."""
 LOCAL = {("terms", "test_in_float64_to_twelve_digits"), ("terms", "test_without_whole_logits")}
 """They build local executions alone."""
 ONE_SIZE = {"terms": 130, "update": 40}
@@ -97,7 +120,17 @@ def pytest_collection_modifyitems(items):
             return file not in OF_SAMPLING and (file, test) not in IN_ONE_PROCESS | LOCAL
         return True
 
+    def for_a_release(item):
+        file, params = item.path.stem.removeprefix("test_execution_"), getattr(item, "callspec", None)
+        for name, tests in FOR_A_RELEASE.items():
+            if params and params.params.get("build") is CLUSTERS[name]:
+                whole = {(file, None), ("checkpoint", params.params.get("interrupted"))}
+                return bool({(file, item.name), (file, item.originalname), *whole} & tests)
+        return False
+
     items[:] = [item for item in items if wanted(item)]
+    for item in filter(for_a_release, items):
+        item.add_marker(pytest.mark.release)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +155,7 @@ def plain(model_path):
     params=[
         *(pytest.param(backend, id=name) for name, backend in BACKENDS.items()),
         *(pytest.param(backend, id=name, marks=pytest.mark.slow) for name, backend in ADAPTED.items()),
-        *(pytest.param(backend, id=name, marks=pytest.mark.ray) for name, backend in CLUSTERS.items()),
+        *(pytest.param(backend, id=name, marks=MARKS.get(name, pytest.mark.ray)) for name, backend in CLUSTERS.items()),
     ],
 )
 def build(request, model_path):

@@ -168,6 +168,12 @@ class Restarted:
             self.kept.pop(next(iter(self.kept)))[0].close()
         return execution
 
+    def given_away(self, algorithm: Algorithm, **options: Any) -> Models:
+        """For who ends it: it is not given to anybody else."""
+        execution = self(algorithm, **options)
+        self.kept.popitem()
+        return execution
+
     def close(self) -> None:
         for execution, _ in self.kept.values():
             execution.close()

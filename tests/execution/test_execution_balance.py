@@ -175,6 +175,7 @@ def test_ray_refuses_other_models_before_it_starts(model_path):
 
 
 @pytest.mark.ray
+@pytest.mark.release
 def test_engines_get_adapted_mixtures(path):
     ray = cluster(path, REINFORCE, lora={})
     try:

@@ -149,7 +149,11 @@ def test_a_cluster_with_a_token_says_how_the_token_is_sent(short: Path) -> None:
     assert "set RAY_AUTH_MODE=token" in told[0]
 
 
-@pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}], ids=["", "started by a program that uses Ray"])
+@pytest.mark.parametrize(
+    "mode",
+    [{}, pytest.param({"RAY_AUTH_MODE": "token"}, marks=pytest.mark.release)],
+    ids=["", "started by a program that uses Ray"],
+)
 def test_a_run_without_an_address_has_a_cluster_of_its_own(short: Path, mode: dict[str, str]) -> None:
     """Whatever the address file says, which a cluster that is gone has left; and nothing is written into the home."""
     home, temporary = short / "home", short / "t"

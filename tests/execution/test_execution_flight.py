@@ -20,9 +20,9 @@ CHUNKED = {"engine_options": {"max_num_batched_tokens": 8}}
     ("mode", "make", "count", "options"),
     [
         ("keep", cluster, 64, {}),
-        ("recompute", cluster, 64, {}),
-        ("wait", cluster, 64, {}),
-        ("keep", on_v2, 16, {}),
+        pytest.param("recompute", cluster, 64, {}, marks=pytest.mark.release),
+        pytest.param("wait", cluster, 64, {}, marks=pytest.mark.release),
+        pytest.param("keep", on_v2, 16, {}, marks=pytest.mark.release),
         ("recompute", on_v2, 16, CHUNKED),
     ],
 )

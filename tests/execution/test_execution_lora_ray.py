@@ -11,7 +11,7 @@ from rlprims.execution import ExecutionError, OptimizerConfig
 from tests.execution.execution_contract import cluster, local, on_v2, save, training_batch
 from tests.execution.test_execution_ray import process_of, sample, tied
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.release]  # CI has adapters on Ray in tests/trainer/test_cluster_pairs.py
 PPO = algorithms.ppo().replace(loss_terms=algorithms.grpo().loss_terms)  # a policy, its reference and a critic
 SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)
 LORA = {"rank": 4, "sync": "adapter"}
@@ -20,7 +20,10 @@ LORA = {"rank": 4, "sync": "adapter"}
 __all__ = ["tied"]  # the fixture
 
 
-@pytest.mark.parametrize(("make", "engine", "ranks"), [(cluster, "hf", 2), (cluster, "vllm", 1), (on_v2, "vllm", 1)])
+@pytest.mark.parametrize(
+    ("make", "engine", "ranks"),
+    [(cluster, "hf", 2), (cluster, "vllm", 1), (on_v2, "vllm", 1)],
+)
 def test_the_numbers_are_those_of_one_process(tied, make, engine, ranks):
     """Adapters go to the engine and are sampled with: step by step the same tokens, losses, norms and reference."""
     one = local(tied, PPO, optimizer=SLOW, lora=LORA)

@@ -8,9 +8,9 @@ from tests.execution.execution_contract import LIMIT, plain_logits, responses, w
 
 
 @pytest.fixture(scope="module")
-def trained_critic(build, sampled, without_engines):
+def trained_critic(fresh, sampled, without_engines):
     """PPO with a reference and a critic that no longer answers 0."""
-    execution = build(algorithms.ppo().replace(kl_in_reward={}), **without_engines)
+    execution = fresh(algorithms.ppo().replace(kl_in_reward={}), **without_engines)
     mask = sampled["response_mask"]
     ramp = torch.where(mask, torch.arange(LIMIT) / LIMIT, 0.0)
     batch = with_columns(

@@ -58,6 +58,7 @@ def test_two_ranks_that_divide_the_layers_are_one_process(tmp_path):
     assert "passed: all" in on_ranks("tensor_ranks.py", tmp_path)
 
 
+@pytest.mark.release
 def test_two_times_two_ranks_that_divide_the_layers_are_one_process(tmp_path):
     save_odd_models(tmp_path)
     cases = ("parts", "steps", "settings", "checkpoints")
@@ -92,6 +93,7 @@ def test_tensor_parallel_refuses_sizes_that_it_cannot_divide(tmp_path):
     assert "num_key_value_heads" in refused(tmp_path / "odd", size=4)
 
 
+@pytest.mark.release
 def test_formulas_of_two_ranks_are_within_a_quarter_of_what_they_send_hold_and_write(tmp_path):
     found = [json.loads(line) for line in on_ranks("scale_ranks.py", tmp_path).splitlines() if line[:1] == "{"]
     assert len(found) == 10

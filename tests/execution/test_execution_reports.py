@@ -8,8 +8,8 @@ from rlprims.execution import ProfileConfig
 from tests.execution.execution_contract import SAMPLING, WIDTH, prompts, training_batch
 
 
-def test_each_worker_reports_what_it_did_and_once(fresh):
-    execution = fresh(algorithms.reinforce(), peak_tflops=0.5)
+def test_each_worker_reports_what_it_did_and_once(fresh, one_engine):
+    execution = fresh(algorithms.reinforce(), peak_tflops=0.5, **one_engine)
     batch = training_batch(execution)
     execution.reports()
     sampled = execution.generate(prompts(), SAMPLING, seed=1, prompt_width=WIDTH)
@@ -32,8 +32,8 @@ def test_each_worker_reports_what_it_did_and_once(fresh):
     assert not any(report.work for report in execution.reports())
 
 
-def test_a_profile_of_each_process_but_this(fresh):
-    execution = fresh(algorithms.reinforce(), peak_tflops=0.5)
+def test_a_profile_of_each_process_but_this(fresh, one_engine):
+    execution = fresh(algorithms.reinforce(), peak_tflops=0.5, **one_engine)
     batch = training_batch(execution)
     workers = {report.worker for report in execution.reports()} - {"local"}
     assert execution.stop_profile() == {}, "nothing was begun"

@@ -156,6 +156,7 @@ def tied(tmp_path_factory):
     return tiny.save_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
+@pytest.mark.release
 def test_an_engine_of_two_processes_samples_what_one_process_does(tied):
     """Tensor parallelism 2 beside the local sampler, over updates; an embedding halved in the engine is found."""
     one = local(tied, GRPO, optimizer=SLOW)

@@ -107,6 +107,7 @@ def test_settings_are_refused_before_a_cluster_is_asked(model_path):
         cluster(model_path, BOTH, cluster=CLUSTER, temperature=0.7)
 
 
+@pytest.mark.release
 def test_a_teacher_of_other_tokens_is_refused(model_path, tmp_path):
     tiny.causal_lm().save_pretrained(tmp_path)
     tokenizer = tiny.tokenizer()
@@ -116,6 +117,7 @@ def test_a_teacher_of_other_tokens_is_refused(model_path, tmp_path):
         cluster(model_path, BOTH, cluster=CLUSTER, teacher=str(tmp_path))
 
 
+@pytest.mark.release
 def test_no_engine_is_loaded_for_an_algorithm_without_a_teacher(model_path, batch):
     """Its temperature does not matter then."""
     execution = cluster(model_path, algorithms.reinforce(), cluster=CLUSTER, temperature=0.7)

@@ -133,6 +133,7 @@ def receiver(worker):
     return [of.__name__ for of in found[0]]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("backend", "theirs", "model"),
     [("nccl", "NCCLWeightTransferEngine", "tied"), ("ipc", "IPCWeightTransferEngine", "untied")],
@@ -153,6 +154,7 @@ def test_an_engine_that_is_lost_in_a_transfer_by_nccl(monkeypatch, tied):
     """Nobody who waits for it would come back: all engines are replaced, which counts as one."""
     execution = started(monkeypatch, tied, "nccl", rollout_workers=2, cluster={"max_replacements": 1})
     before = list(execution.rollouts.workers)
+    assert "NCCLWeightTransferEngine" in run(before[0], receiver)
     run(before[1], die_in_mid_update)
     updated(execution)
     assert execution.rollouts.replacements == 1
@@ -171,6 +173,7 @@ def die_in_mid_update(worker):
 def test_an_engine_that_refuses_a_part_by_ipc(monkeypatch, tied):
     """The ranks go on together to the end of the model, and all is sent again."""
     execution = started(monkeypatch, tied, "ipc", training_workers=2, rollout_workers=2)
+    assert "IPCWeightTransferEngine" in run(execution.rollouts.workers[0], receiver)
     run(execution.rollouts.workers[1], refuse_once)
     updated(execution)
     assert execution.rollouts.replacements == 0
@@ -276,7 +279,7 @@ def test_experts_are_sent_as_a_checkpoint_has_them(kind, tmp_path):
         assert all(torch.equal(sent[name], expected[name]) for name in sent)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", [pytest.param("mixtral", marks=pytest.mark.release), "qwen3_moe"])
 def test_experts_reach_vllm(kind, tmp_path):
     """The first weights, and those after an update."""
     pytest.importorskip("vllm")

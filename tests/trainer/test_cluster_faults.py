@@ -126,13 +126,18 @@ def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4, nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    "faults",
+    [[FAULTS[0], FAULTS[1], FAULTS[3]], pytest.param(FAULTS, marks=pytest.mark.release)],
+    ids=["three", "and the node"],
+)
 def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
-    config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
+    config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, faults: list[tuple[str, int, set[int], str]]
 ) -> None:
     """One run that loses a rank, Ray's head and its node; at last a rank hangs, which the timeout finds."""
     path = tmp_path / "run"
     start = command("train", config, f"run_dir={path}")
-    for number, (victim, sent, codes, said) in enumerate(FAULTS):
+    for number, (victim, sent, codes, said) in enumerate(faults):
         run = Run(start, path)
         assert len(run.pids("^ray::TrainingWorker")) == 2
         begun = time.monotonic()
@@ -143,12 +148,13 @@ def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
         until(lambda run=run: f": rlprims resume {path}\n" in run.end()[1], seconds=10, what="how to continue")  # type: ignore[misc]
         assert sent != signal.SIGSTOP or time.monotonic() - begun < 60
         run.leaves_nobody()
-        hangs_next = number + 1 < len(FAULTS) and FAULTS[number + 1][1] == signal.SIGSTOP
+        hangs_next = number + 1 < len(faults) and faults[number + 1][1] == signal.SIGSTOP
         start = command("resume", path, f"ray.training_timeout={10 if hangs_next else 60}")
     rlprims("resume", path, "ray.training_timeout=60")
     assert metrics_of(path) == undisturbed
 
 
+@pytest.mark.release
 def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -175,6 +181,21 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(
     assert metrics_of(path) == undisturbed
 
 
+def ends_with_a_checkpoint(run: Run) -> None:
+    run.interrupt()
+    code, errors = run.end()
+    assert code == 130, errors
+    done = metrics_of(run.path)[-1]["step"]
+    assert newest_checkpoint(run.path / "checkpoints", warn=pytest.fail).name == f"step_{done:06d}"
+    run.leaves_nobody()
+
+
+def test_ctrl_c_ends_a_run_after_its_step(config: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ends_with_a_checkpoint(Run(command("train", config, f"run_dir={path}"), path))
+
+
+@pytest.mark.release
 def test_ctrl_c_while_a_checkpoint_is_written(config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path) -> None:
     """The first waits until a checkpoint of the last step is whole. The second leaves the one before."""
     path, slow = tmp_path / "run", tmp_path / "slow-disk"
@@ -197,17 +218,12 @@ def test_ctrl_c_while_a_checkpoint_is_written(config: Path, undisturbed: list[di
     assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{step - 2:06d}"
 
     slow.unlink()
-    run = Run(command("resume", path), path)
-    run.interrupt()
-    code, errors = run.end()
-    assert code == 130, errors
-    done = metrics_of(path)[-1]["step"]
-    assert newest_checkpoint(path / "checkpoints", warn=pytest.fail).name == f"step_{done:06d}"
-    run.leaves_nobody()
+    ends_with_a_checkpoint(Run(command("resume", path), path))
     rlprims("resume", path)
     assert metrics_of(path) == undisturbed
 
 
+@pytest.mark.release
 def test_ctrl_c_while_weights_are_sent(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine stands still meanwhile. The first waits for it, and ends after the step; the second ends the run."""
     path, gate = tmp_path / "run", tmp_path / "slow"  # Run makes this file
@@ -249,6 +265,7 @@ def test_ctrl_c_while_weights_are_sent(config: Path, tmp_path: Path, monkeypatch
     assert [line["step"] for line in metrics_of(path) if line["kind"] == "train"] == list(range(1, 21))
 
 
+@pytest.mark.release
 def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -281,6 +298,7 @@ def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
     assert f"rlprims export {run} {before / 'policy'} --step {step} --model policy" in refused.stderr
 
 
+@pytest.mark.release
 def test_ctrl_c_during_the_start_says_what_it_ended(config: Path, tmp_path: Path) -> None:
     """A terminal sends it to every process of its group, the ranks too."""
     start = command("train", config, f"run_dir={tmp_path / 'run'}")
@@ -299,6 +317,7 @@ def test_ctrl_c_during_the_start_says_what_it_ended(config: Path, tmp_path: Path
     until(lambda: not alive(part), seconds=30, what=f"the end of {[processes[pid] for pid in alive(part)]}")
 
 
+@pytest.mark.release
 def test_a_head_that_is_lost_during_the_start_is_told_in_a_line(config: Path, tmp_path: Path) -> None:
     """Ray itself waits for it for a minute."""
     start = command("train", config, f"run_dir={tmp_path / 'run'}")
@@ -320,6 +339,7 @@ def test_a_head_that_is_lost_during_the_start_is_told_in_a_line(config: Path, tm
     until(lambda: not alive(part), seconds=30, what=f"the end of {[processes[pid] for pid in alive(part)]}")
 
 
+@pytest.mark.release
 def test_a_start_that_finds_no_room_midway_says_so(config: Path, tmp_path: Path) -> None:
     """The ranks' pool has its devices by then."""
     pool = ("ray.pools={values: {gpus: 64}}", "ray.roles.critic=values", "ray.start_timeout=20")
@@ -331,6 +351,7 @@ def test_a_start_that_finds_no_room_midway_says_so(config: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.release
 def test_an_engine_that_does_not_start_is_told_in_a_line(config: Path, tmp_path: Path) -> None:
     """By vLLM's own words; its traceback is in a file."""
     wrong = ("ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}", "ray.engine_options={block_size: 17}")
@@ -344,6 +365,7 @@ def test_an_engine_that_does_not_start_is_told_in_a_line(config: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.release
 def test_a_disk_that_fills_up_under_the_ranks_ends_the_run_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ CLUSTER = {
     "call_timeout": 120.0,
     "training_timeout": 120.0,
 }
+VLLM = ("ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}")
 
 
 @pytest.fixture
@@ -38,8 +39,11 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        ("max_staleness=1",),
-        ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"),
+        pytest.param(("max_staleness=1",), marks=pytest.mark.release),
+        pytest.param(
+            ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", *VLLM),
+            marks=pytest.mark.release,
+        ),
         (
             "data.environment=tests.trainer.environments.Digits",
             *(
@@ -73,6 +77,7 @@ def test_the_metrics_are_those_of_one_process(
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.release
 def test_a_teacher_in_an_engine_teaches_what_it_teaches_on_a_rank(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
@@ -102,6 +107,7 @@ def test_a_teacher_in_an_engine_teaches_what_it_teaches_on_a_rank(
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.release
 def test_groups_go_on_through_updates(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
@@ -162,6 +168,7 @@ def test_episodes_go_on_through_updates(
     assert len(samples) == len(samples.unique()), "an episode is trained on once"
 
 
+@pytest.mark.release
 def test_processes_without_a_model_are_as_large_as_a_plan_says(
     settings: dict[str, Any],
     write_config: Callable[[dict[str, Any]], Path],
