@@ -1,7 +1,6 @@
 """The words that many docstrings share: arguments, results and errors, said once.
 
-A docstring in the source has what is the function's own. :func:`described` adds the rest, so that ``help``, the site
-and ``__doc__`` have the whole list.
+A docstring in the source has what is the function's own. :func:`described` adds the rest to ``__doc__``.
 """
 
 import inspect

@@ -1,7 +1,6 @@
 """Sums over ranks inside formulas, for tensors that are split over ranks: by vocabulary, or by sequence.
 
-The reductions are callables without a gradient. The formula adds x − sg(x) to their result: this term is 0 and has the
-gradient of x.
+The reductions are callables without a gradient. The formula adds x − sg(x): 0, with the gradient of x.
 """
 
 import torch

@@ -258,8 +258,7 @@ def last_of_turn(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeql
 def turn_boundaries(turn_ids: TurnIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> CuSeqlens:
     """``cu_seqlens`` that make every turn of the flattened tokens a sequence: int64 (N+1,), empty ones at the end.
 
-    There are always N of them, so that the number of turns need not be read from a device. A masked token belongs to
-    the turn before or after it.
+    There are always N, so that no number is read from a device. A masked token belongs to the turn before or after it.
 
     >>> turn_boundaries(torch.tensor([[0, 0, 1], [0, 7, 7]]), torch.tensor([[True, True, True], [True, False, False]]))
     tensor([0, 2, 3, 4, 6, 6, 6])

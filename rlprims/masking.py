@@ -52,8 +52,7 @@ class BatchMoments(NamedTuple):
 def batch_moments(x: Tensor, mask: Tensor, *, ddof: int, all_reduce: Callable[[Tensor], Tensor] | None) -> BatchMoments:
     """The moments of ``x`` where the mask is True, in two passes; the variance has the divisor n − ddof.
 
-    Sums are in float64, where the square of any float32 is finite. ``all_reduce`` sums a tensor over the ranks, if the
-    batch is split over ranks; None: it is whole.
+    Sums are in float64, where the square of any float32 is finite. ``all_reduce`` sums over ranks.
 
     >>> batch_moments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]), ddof=1, all_reduce=None).centred
     tensor([-1.,  1.,  0.])

@@ -2,8 +2,7 @@
 
 The router logits of the engine and of the trainer differ by rounding, so some tokens get other experts in training than
 in sampling, which changes their ratio. Rollout routing replay (R3, Ma et al. 2025, arXiv:2510.11370) records the
-experts of each token during sampling and trains with them. The gates are those of the trainer's router, which gets a
-gradient.
+experts of each token during sampling and trains with them. The gates are the trainer's, with a gradient.
 
 ``routed_experts`` are int (N, K) of one layer, or (N, L, K) of all layers: K experts for each of N tokens, including
 prompt tokens. An entry of −1 means that no route is known: the engine never reads the last sampled token of a sequence,

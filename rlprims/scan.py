@@ -79,8 +79,7 @@ def discounted_sum(
     """S_t = x_t + discount_t · S_{t+1} over the valid tokens of each sequence; S_t = S_{t+1} on masked tokens.
 
     The recurrence, and a discount per token, are float64: the error of a rounded discount grows with the length.
-    ``beyond`` (B,) is S after the last token of the whole sequence (None: 0). If sequences are split over ranks,
-    ``shard`` is this rank's part.
+    ``beyond`` (B,) is S after the whole sequence (None: 0); ``shard``: this rank's part.
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> discounted_sum(torch.tensor([[1.0, 9.0, 4.0]]), 0.5, mask)

@@ -105,8 +105,7 @@ class VocabShard(NamedTuple):
     token ids, kept sets, masks and results are whole and the same on all ranks. All ranks must make the same calls in
     the same order.
 
-    Values and first gradients equal those of the whole vocabulary; each rank gets the gradient of its own part. Second
-    derivatives lack terms that mix two shards.
+    Values and first gradients equal those of the whole vocabulary. Second derivatives lack terms that mix two shards.
 
     >>> def sum_of_two_equal_ranks(x):
     ...     return 2 * x
@@ -282,8 +281,7 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 def token_wise(loss: Function) -> Function:
     """Declare that each token's loss depends on that token's data only, not on its sequence or on the batch.
 
-    Such a loss may be computed on any tokens in any order, so ``logprobs.fused_loss`` can compute it without the whole
-    logits in memory. The laws test the declaration.
+    Such a loss may be computed on any tokens in any order, as ``logprobs.fused_loss`` does. The laws test this.
 
     >>> token_wise(lambda log_probs, response_mask: -log_probs * response_mask).token_wise
     True

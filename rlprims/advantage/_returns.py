@@ -10,13 +10,7 @@ from torch import Tensor
 from rlprims import scan
 from rlprims._described import described
 from rlprims.grouping import group_ranks
-from rlprims.layout import (
-    last_of_turn,
-    sequence_lengths,
-    sequence_sum,
-    to_tokens,
-    turn_boundaries,
-)
+from rlprims.layout import last_of_turn, sequence_lengths, sequence_sum, to_tokens, turn_boundaries
 from rlprims.masking import check_above, check_range, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.types import CuSeqlens, PerSequence, PerToken, SequenceShard, TokenMask, TurnIds
 

@@ -37,8 +37,7 @@ def kl_to_sampler(
 ) -> PerToken:
     """:func:`rlprims.losses.kl` to the policy that sampled the token (its own log-probs) instead of to the reference.
 
-    prime-rl adds τ log²ρ to its policy loss, also on the tokens that its mask drops: that is this loss with k2 and a
-    coefficient of 2 τ.
+    prime-rl adds τ log²ρ to its policy loss, also on tokens that its mask drops: this loss with k2, coefficient 2 τ.
 
     >>> import torch
     >>> kl_to_sampler(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))

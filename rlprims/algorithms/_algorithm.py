@@ -82,8 +82,7 @@ class Endings(_Spec):
 class LossTerm(_Spec):
     """A term of the objective: coefficient · mean of a loss over the term's own tokens.
 
-    By default its tokens, mean and denominator are those of the policy loss, and it is added to the policy loss token
-    by token.
+    By default its tokens, mean and denominator are those of the policy loss, to which it is added by token.
     """
 
     coefficient: float | BoundFunction = Field(

@@ -1,8 +1,7 @@
 """The errors, the columns of a batch, and row numbers.
 
 A column has one entry per row along its first dimension. It is a dense tensor, a jagged tensor or a numpy array.
-Contiguous rows of a tensor are views. Numpy columns are always copied (an object array is only pointers), so that a
-write to one result does not change another.
+Contiguous rows of a tensor are views. Numpy columns are always copied, because an object array is only pointers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

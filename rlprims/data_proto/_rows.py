@@ -170,8 +170,7 @@ def shuffle(data: D, generator: torch.Generator) -> D:
 def chunk(data: D, chunks: int, *, pad: bool = False) -> list[D]:
     """Equal parts, as views. With ``pad`` missing rows are added as in `pad_to_divisor`.
 
-    Only the parts with added rows are copied. They have ``-len(data) % chunks`` added rows in all, at the end:
-    `concat` the results, then `unpad`.
+    Only parts with added rows are copied: ``-len(data) % chunks`` rows in all. `concat` the results, then `unpad`.
 
     Raises:
         BatchError: the rows do not divide; use ``pad``, or `split`.

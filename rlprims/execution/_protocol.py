@@ -21,8 +21,7 @@ class ExecutionError(RuntimeError):
 
 
 Finish: TypeAlias = Callable[[], Mapping[str, str]]
-"""Waits until a save is complete on the disk, in any thread. Returns the SHA-256 of the files that the writers hashed,
-by their paths in the directory."""
+"""Waits until a save is complete on the disk, in any thread. Returns SHA-256s of files by path."""
 
 
 def finished() -> Mapping[str, str]:
@@ -62,8 +61,7 @@ class Stream(Protocol):
     """Parts of prompts that are sampled independently of each other; the responses of a part come when all have ended.
 
     Use it in a ``with`` statement; its end stops the requests that still run. Until then ``sync_weights`` waits. With
-    ``over_updates`` it does not: the responses continue with the new weights, and ``versions`` (B, T) has the version
-    of the weights for each token::
+    ``over_updates`` it does not: responses go on with the new weights, and ``versions`` (B, T) has each token's::
 
         with execution.stream(sampling, seed=0, prompt_width=64) as stream:
             numbers = [stream.submit(group) for group in groups]

@@ -1,7 +1,6 @@
 """DTensors with a sharded vocabulary: the shard of this rank, for computations on the local tensor.
 
-Every primitive takes DTensors that are replicated or sharded by rows. If the vocabulary is sharded, give the local
-tensor and ``vocab``::
+Every primitive takes DTensors that are replicated or sharded by rows. For a sharded vocabulary give the local tensor::
 
     from_logits(logits.to_local(), token_ids, vocab=vocab_of(logits))
     from_hidden(hidden, head_weight.to_local(), token_ids, vocab=vocab_of(head_weight, dim=0))

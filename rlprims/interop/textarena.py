@@ -1,7 +1,6 @@
 """Games of TextArena for one player: ``environment: rlprims.interop.textarena.TextArena``.
 
-A row names a game and a seed, ``{"name": "GuessTheNumber-v0", "seed": 3}``. Tried with textarena 0.7.4, which is
-imported when the first episode begins.
+A row names a game and a seed, ``{"name": "GuessTheNumber-v0", "seed": 3}``. Tried with textarena 0.7.4.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """The dispatch from a formula to its kernels, by device. No other module of the maths reads the device.
 
-A formula is plain torch, and every transform of torch applies to it. A few formulas name kernels that compute the same
-numbers faster or in less memory::
+A formula is plain torch, to which every transform applies. A few name kernels that are faster or need less memory::
 
     @accelerated(differentiable=True, cpu="log_probs", cuda="log_probs")
     def log_probs_and_entropies(logits, token_ids, temperature): ...

@@ -87,8 +87,7 @@ def fused_loss(
         vocab: if head_weight is this rank's rows of the head; see :func:`from_hidden`.
 
     Returns:
-        loss, float32 (or float64 if given) (), with a gradient to hidden and head_weight; log_probs and entropies in
-        nats, without a gradient.
+        loss, float32 or float64 (), with a gradient to hidden and head_weight; log_probs, entropies in nats, without.
 
     >>> from rlprims.types import token_wise
     >>> hidden, head = torch.ones(1, 2, 1), torch.tensor([[0.0], [0.0]])

@@ -85,12 +85,11 @@ def decoupled_ppo(
 ) -> PerToken:
     """Decoupled PPO, Hilton et al. 2021 (arXiv:2110.00641): separate proximal and behaviour policies.
 
-    With ρ = exp(log_probs − old_log_probs) to the proximal policy, and the constant weight
-    w = exp(old_log_probs − rollout_log_probs) of the proximal to the behaviour policy:
-    loss = −w min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A). w corrects for stale responses, while the clip is around
-    a recent policy, for example in asynchronous training (AReaL, arXiv:2505.24298). AReaL's cap on w drops the tokens
-    above it, which is ``corrections.importance_weights(..., action="mask")`` times :func:`clipped_surrogate`; ``w_max``
-    truncates w. The paper has no cap.
+    With ρ = exp(log_probs − old_log_probs) to the proximal policy, and the constant weight w = exp(old_log_probs −
+    rollout_log_probs) of the proximal to the behaviour policy: loss = −w min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high)
+    A). w corrects for stale responses, while the clip is around a recent policy, for example in asynchronous training
+    (AReaL, arXiv:2505.24298). AReaL drops the tokens above its cap: ``corrections.importance_weights(...,
+    action="mask")`` times :func:`clipped_surrogate`; ``w_max`` truncates w. The paper has no cap.
 
     Args:
         old_log_probs: the proximal policy, the centre of the clip.

@@ -123,9 +123,8 @@ def flowrl(
 ) -> PerToken:
     """FlowRL, Zhu et al. 2025 (arXiv:2509.15207): fits the policy to the distribution π_ref e^(βA) / Z.
 
-    With x_i the mean of log_probs − ref_log_probs over response i, minus β A_i, and the constant
-    w_i = min(exp(Σ_t (log_probs − old_log_probs)), w_max): loss_i = w_i (log Z + x_i)², on each token of response i,
-    for ``seq_mean_token_mean``.
+    With x_i the mean of log_probs − ref_log_probs over response i, minus β A_i, and the constant w_i = min(exp(Σ_t
+    (log_probs − old_log_probs)), w_max): loss_i = w_i (log Z + x_i)² on each token, for ``seq_mean_token_mean``.
 
     log Z is the constant that minimizes the group's loss, −Σ w_i x_i / Σ w_i. In the paper a head on the prompt's
     hidden states learns log Z with the same loss; if it can separate the prompts, the policy's gradient is the same.

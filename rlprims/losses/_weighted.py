@@ -202,8 +202,7 @@ def nll(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | N
 def dft(log_probs: PerToken, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None) -> PerToken:
     """Dynamic fine-tuning, Wu et al. 2025 (arXiv:2508.05629): loss = −p log π with p = π as a constant.
 
-    The gradient of :func:`nll` is that of −π with the weight 1/π, which is largest for unlikely tokens. The factor p
-    cancels this weight: the gradient is that of −π.
+    The gradient of :func:`nll` is that of −π times 1/π, which is largest for unlikely tokens. The factor p cancels it.
 
     >>> dft(torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[True, False]]))
     tensor([[0.3466, 0.0000]])

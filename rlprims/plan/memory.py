@@ -212,8 +212,7 @@ def activations(shape: Shape, tokens: float, slots: float, width: int, checkpoin
 
     Per token: each of the two norms keeps its input in float32, the normalized input and its output. The output layer
     of attention keeps its input, and the gated MLP keeps four arrays. Per slot: queries, keys, values and the output of
-    attention. (A token of a shared prompt has one slot for each response.) The activations of adapters are small and
-    not counted.
+    attention. (A token of a shared prompt has one slot for each response.) Activations of adapters are not counted.
     """
     of_token = 2 * shape.hidden * (4 + 2 * width) + (shape.queries + 4 * shape.inner) * width
     of_slot = 2 * (shape.queries + shape.keys) * width

@@ -37,8 +37,7 @@ class Reward:
     name: str = ""
     """The name of its column; empty: the name of the function."""
     per: Per = "answer"
-    """The rows of one call; ``scores``: it takes (responses, answers, columns) and returns :class:`Scores`, like a
-    ``Pool``."""
+    """The rows of one call; ``scores``: (responses, answers, columns) give :class:`Scores`, as in a ``Pool``."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments after ``*``."""
     concurrency: int | None = None

@@ -45,8 +45,7 @@ def rescale(
     """A linear map and a clip, as a term: clip((s + shift) · scale) − s.
 
     It depends only on the score, not on other terms. The bounds are OpenRLHF's; AReaL clips at ±20, NeMo-RL maps one
-    range to another. The map does not depend on the batch: with a running mean the reward of a response would depend on
-    the time of sampling.
+    range to another. The map does not depend on the batch: a running mean's would depend on the time of sampling.
 
     Args:
         shift: in units of the score.

@@ -118,8 +118,7 @@ def pair(
     """1 if the judge prefers the response to the answer, 0 if it prefers the answer, 1/2 for a tie.
 
     The judge compares both orders, because judges favour a position (Zheng et al. 2023, arXiv:2306.05685, section 3.3).
-    The score is the mean of the two verdicts, so that a judge that always answers A gives 1/2. ``consistent`` is 1 if
-    the two verdicts agree.
+    The score is the mean of both verdicts: 1/2 from a judge that always answers A. ``consistent``: 1 if both agree.
 
     ``answer`` is the text that the response is compared with. Errors are those of :func:`rubric`.
     """

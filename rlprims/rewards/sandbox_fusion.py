@@ -40,8 +40,7 @@ def run(
     ``url`` is the whole address, ``http://host:8080/run_code``. ``seconds`` holds for compiling and for running.
 
     Raises:
-        RemoteError: no answer after all attempts, or the server reports that its sandbox has failed, so that the result
-            of the program is unknown.
+        RemoteError: no answer after all attempts, or the server reports that its sandbox has failed.
     """
     request = {
         "code": program,

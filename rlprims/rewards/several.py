@@ -43,8 +43,7 @@ def several(
         group_ids: the group of each row, for functions of groups.
 
     Raises:
-        ValueError: two functions with one name; columns of different lengths; a required column is missing; no
-            ``group_ids`` for a function of groups.
+        ValueError: two functions with one name; columns of different lengths; a required column is missing.
 
     >>> def correct(response, answer):
     ...     return float(response == answer)

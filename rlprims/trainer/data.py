@@ -24,16 +24,14 @@ class DataConfig(RowsConfig):
     question: str = Field(default="question", description="field that holds the question: a text or messages")
     answer: str = Field(default="answer", description="field that holds the answer")
     source: str = Field(
-        default="data_source",
-        description="field that results are reported by; rows without it: the file's name",
+        default="data_source", description="field that results are reported by; rows without it: the file's name"
     )
     template: str = Field(
         default="{question}",
         description="text with {question} in it, or chat: the tokenizer's template, which messages always have",
     )
     overlong_prompts: Literal["filter", "truncate", "error"] = Field(
-        default="filter",
-        description="filter leaves the row out, truncate keeps the prompt's end; both are counted",
+        default="filter", description="filter leaves the row out, truncate keeps the prompt's end; both are counted"
     )
     teacher: str | None = Field(default=None, description="field that names the row's teacher, if there are several")
     teacher_template: str | None = Field(

@@ -49,8 +49,7 @@ def evaluate(
 
     ``score`` adds a verifier's columns to rows without scores. The accuracy is its column ``acc``, or its score; the
     other rewards of the training are not in it. A response that could not be scored counts as wrong. ``show`` is called
-    with the greedy responses, and ``begins`` with what is sampled next. If an environment scores them, there are the
-    means of ``turns`` and ``tool_calls`` too.
+    with the greedy responses, and ``begins`` with what is sampled next. Environments add ``turns`` and ``tool_calls``.
     """
 
     def respond_to_all(copies: int, settings: Sampling) -> DataProto:

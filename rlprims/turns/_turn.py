@@ -104,9 +104,8 @@ class Row:
     """One sequence of training data. All columns have one entry per token of ``token_ids``.
 
     ``response_mask`` is True on tokens to train on. ``rollout_log_probs`` and ``versions`` are those of the sampled
-    tokens, and 0 on the others: 0 is also a legal log-prob, so only the mask says which tokens were sampled.
-    ``turn_ids`` is the number of the turn that added the token, in its prompt or as a sampled one. Entries of
-    ``extras`` are None for tokens without one.
+    tokens, and 0 on the others; only the mask says which tokens were sampled. ``turn_ids`` is the number of the turn
+    that added the token, in its prompt or as a sampled one. Entries of ``extras`` are None for tokens without one.
     """
 
     token_ids: tuple[int, ...]

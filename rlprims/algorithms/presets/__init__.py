@@ -1,8 +1,7 @@
 """Algorithms by their papers. Each function returns an :class:`Algorithm`; ``.replace(...)`` changes it.
 
 Values that a paper does not give, or that depend on the run (group size, learning rate), are parameters or fields. With
-``dialect`` the numbers are those of another library: ``grpo(dialect="trl-1.16")``. ``DIALECTS`` lists the presets of
-each dialect.
+``dialect`` the numbers are those of another library: ``grpo(dialect="trl-1.16")``. ``DIALECTS`` lists them.
 """
 
 from rlprims.algorithms.presets._credit import fipo, prime, tree_grpo, turn_grpo

@@ -1,8 +1,7 @@
 """Presets with a teacher: another model, or the policy itself with additional text in its prompt.
 
 The run sets the teacher and its prompt: ``model.teacher``, ``model.teacher_follows``, ``data.teacher_template``.
-Responses are scored as in other presets; :func:`opd`, :func:`mopd`, :func:`iw_opd`, :func:`opsd` and :func:`sdft` only
-log the scores.
+Responses are scored, but :func:`opd`, :func:`mopd`, :func:`iw_opd`, :func:`opsd` and :func:`sdft` only log the scores.
 """
 
 from rlprims import advantage, corrections, losses

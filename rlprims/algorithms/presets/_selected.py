@@ -68,8 +68,7 @@ def bapo(*, target: float = 0.5, first: Literal["high", "low"] = "high") -> Algo
 
     On stale responses tokens with A < 0 dominate PPO's objective, and its fixed clip drops unlikely tokens with A > 0.
     The bounds are raised until tokens with A > 0 have the share ``target`` of the objective. As in the authors'
-    example, there are two passes over a batch of four mini-batches. At the first update of a batch every ratio is 1 and
-    no token is clipped.
+    example, there are two passes over a batch of four mini-batches. At a batch's first update no token is clipped.
     """
     return Algorithm(
         name="bapo",

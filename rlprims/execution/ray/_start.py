@@ -50,8 +50,7 @@ def start_workers(
     def process(rank: int) -> Any:
         return places[engines].start(RolloutWorker, before + rank, before + count)
 
-    # All processes start at the same time, because their imports take seconds. The ranks load their models first,
-    # because an engine reserves the memory that is free.
+    # All processes start at once: imports take seconds. The ranks load first, because an engine reserves free memory.
     begun = [process(rank) for rank in reversed(range(count))]
     scoring = None
     if cluster.teacher_engine == "vllm":  # it loads while the ranks load

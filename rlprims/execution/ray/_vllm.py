@@ -105,8 +105,7 @@ class VllmEngine:
         else:
             ours["weight_transfer_config"] = WeightTransferConfig(backend=PREFIX + backend)
         if on_cpu and not envs.VLLM_USE_V2_MODEL_RUNNER:
-            # With chunked prefill, V1 (the runner for CPUs) fails for a request with a seed: it rewinds the random
-            # generator, and a CPU generator cannot be rewound.
+            # With chunked prefill, V1 (the runner for CPUs) rewinds a request's generator, which fails on a CPU.
             ours["enable_chunked_prefill"] = False
         try:
             self.llm = LLM(**ours | cluster.engine_options)

@@ -25,9 +25,8 @@ def install(*algorithms: Algorithm) -> Installed:
 
     Hyperparameters are taken from verl's configuration if it has the setting (``algorithm.gamma``,
     ``actor.clip_ratio_low``, ...), otherwise they have the defaults of this library. ``algorithms`` are registered too,
-    as ``rlprims/algorithms/<name>``, with their own hyperparameters and aggregation: the advantage for
-    ``algorithm.adv_estimator``, the loss for ``actor_rollout_ref.actor.policy_loss.loss_mode``. A second call replaces
-    the registrations of the first.
+    as ``rlprims/algorithms/<name>``, with their own hyperparameters: the advantage for ``algorithm.adv_estimator``, the
+    loss for ``actor_rollout_ref.actor.policy_loss.loss_mode``. A second call replaces the registrations of the first.
 
     verl's Ray workers are separate processes. In each of them verl imports :mod:`rlprims.interop.verl.plugin`, by its
     entry point. For your own algorithms, write a module that calls this function, and name it in

@@ -44,8 +44,7 @@ def _closing(text: str, at: int, end: int) -> int | None:
 def answer_line(text: str, mark: str = "answer") -> str | None:
     """The text after ``Answer:`` on the last line that contains it, the form that DAPO's prompt asks for.
 
-    Marks of markdown are left out: ``**Answer:** 7``. If the line ends there, or is a heading that ends with the word,
-    the answer is on the next line.
+    Marks of markdown are left out: ``**Answer:** 7``. If nothing follows the word, the answer is on the next line.
     """
     lines = text.splitlines()
     for at in reversed(range(len(lines))):

@@ -6,9 +6,8 @@ import re
 def without_thinking(text: str, *, opening: str = "<think>", closing: str = "</think>", opened: bool = False) -> str:
     r"""The text without the part between the tags, so that a verifier reads only the answer.
 
-    A thought that is not closed extends to the end of the text. The text before a closing tag without an opening tag is
-    a thought too, because the prompt may have opened it. ``opened``: the prompt has opened it, so that a text without a
-    closing tag is entirely a thought.
+    A thought that is not closed extends to the end of the text. Text before a closing tag without an opening tag is a
+    thought too. ``opened``: the prompt has opened it, so that a text without a closing tag is all thought.
 
     Raises:
         ValueError: a tag is empty, or both are the same.
