@@ -68,7 +68,7 @@ test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 ON_RAY = tests/execution tests/trainer tests/rewards/test_judges_vllm.py tests/examples/test_smollm_ray.py
 
 test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
-	.venv-ray/bin/python -m pytest -q -m "ray and not release" --durations=25 $(ON_RAY)
+	RAY_worker_niceness=0 .venv-ray/bin/python -m pytest -q -m "ray and not release" --durations=25 $(ON_RAY)
 
 test-release: $(VENV)/.dev .venv-ray/.ready ## more shapes of what the slow tests, the laws and those on Ray run; hours
 	$(BIN)/python -m pytest -q -m "release and not ray" --durations=25

@@ -133,8 +133,14 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     itself.write_text("extends: itself.yaml")
     a.write_text("extends: b.yaml")
     b.write_text("extends: a.yaml")
-    for path, expected in ((broken, "not YAML"), (empty, "mapping of settings"), (a, "b.yaml: extends a.yaml, which"),
-                           (itself, "itself.yaml: extends itself.yaml, which extends it"), (tmp_path / "none.yaml", "No such file")):  # fmt: skip
+    of = {
+        broken: "not YAML",
+        empty: "mapping of settings",
+        itself: "itself.yaml: extends itself.yaml, which extends it",
+        a: "b.yaml: extends a.yaml, which extends it",
+        tmp_path / "none.yaml": "No such file",
+    }
+    for path, expected in of.items():
         with pytest.raises(ValueError, match=expected):
             load_config(path)
 
