@@ -134,9 +134,7 @@ class ModelConfig(_Config):
     )
     max_rows_per_generation: int = Field(default=512, ge=1, description="responses sampled at once")
     peak_tflops: float | None = Field(
-        default=None,
-        gt=0,
-        description="a device's peak rate, for time/mfu; null: the known rate of the GPU, or a measured one",
+        default=None, gt=0, description="a device's peak, for time/mfu; null: the GPU's known rate, or a measured one"
     )
 
     @property
