@@ -29,9 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command; ``command`` has its name."""
-    parser = _Parser(
-        prog="rlprims", description="RL algorithm primitives for LLM post-training: the reference trainer."
-    )
+    parser = _Parser(prog="rlprims", description="RL algorithm primitives for LLM post-training: reference trainer.")
     parser.add_argument("--version", action="version", version=f"rlprims {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for add in (_add_training, _add_data, _add_runs, _add_plan, _add_reports, _add_doctor):
@@ -122,9 +120,7 @@ def _add_plan(commands: _Commands) -> None:
     )
     rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations per second, such as 400 for an H100")
     rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s, such as 3000 for an H100")
-    rates.add_argument(
-        "--network", type=float, help="GB/s that a rank receives from the others, such as 50 for 400 Gb/s"
-    )
+    rates.add_argument("--network", type=float, help="GB/s that a rank receives from others, such as 50 for 400 Gb/s")
     rates.add_argument("--disk", type=float, help="GB/s that a process writes, for the seconds of a checkpoint")
     rates.add_argument("--response-tokens", type=float, help="tokens of the mean response (default: the limit)")
 

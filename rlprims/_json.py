@@ -33,3 +33,8 @@ def _finite(text: str) -> float:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON: expected a number")
+
+
+def finite_number(value: Any) -> float | None:
+    """The value as a float if it is a finite number."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

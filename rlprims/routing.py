@@ -101,6 +101,4 @@ def check_routes(router_logits: Tensor, routed_experts: Tensor) -> None:
     ):
         if wrong.any():
             row = int(wrong.nonzero()[0, 0])
-            raise ValueError(
-                f"routed_experts of token {row} is {[int(x) for x in routed_experts[row]]}, expected {expected}"
-            )
+            raise ValueError(f"routed_experts of token {row} is {routed_experts[row].tolist()}, expected {expected}")

@@ -111,16 +111,12 @@ def by_trajectory(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fn)
     def of_rollouts(
-        *,
-        trajectory_ids: TrajectoryIds,
-        response_mask: TokenMask,
-        cu_seqlens: CuSeqlens | None = None,
-        **arguments: Any,
+        *, trajectory_ids: TrajectoryIds, response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **others: Any
     ) -> Any:
         joined = join_rows(trajectory_ids, response_mask, cu_seqlens)
         for name in ("group_ids", "scores"):
-            check_equal_rows(joined, name, arguments.get(name))
-        data = {name: _join(joined, name, x, hints.get(name)) for name, x in arguments.items()}
+            check_equal_rows(joined, name, others.get(name))
+        data = {name: _join(joined, name, x, hints.get(name)) for name, x in others.items()}
         if "valid_rows" in parameters:
             valid_rows = data.get("valid_rows")
             data["valid_rows"] = joined.exists if valid_rows is None else joined.exists & valid_rows

@@ -183,9 +183,7 @@ class ValueTracker:
     def __init__(self, *, half_life: float = 0.06, min_decay: float = 0.875, max_decay: float = 0.96) -> None:
         check_above(0, " of nats per token", inf=True, half_life=half_life)
         if not 0 <= min_decay <= max_decay < 1:
-            raise ValueError(
-                f"min_decay={min_decay} and max_decay={max_decay}, expected 0 <= min_decay <= max_decay < 1"
-            )
+            raise ValueError(f"min_decay={min_decay}, max_decay={max_decay}, expected 0 <= min_decay <= max_decay < 1")
         self.half_life = half_life
         self.min_decay = min_decay
         self.max_decay = max_decay
@@ -234,9 +232,7 @@ class ValueTracker:
         self.counts = {prompt: (float(passed), float(failed)) for prompt, (passed, failed) in counts.items()}
 
 
-def _rows_of(
-    names: Sequence[str], all_gather: GatherRows | None, **per_row: Tensor
-) -> dict[str, list[tuple[float, ...]]]:
+def _rows_of(names: Sequence[str], gather: GatherRows | None, **per_row: Tensor) -> dict[str, list[tuple[float, ...]]]:
     """The rows of each name, in the order of the ranks and of the rows of each rank."""
     for argument, x in per_row.items():
         if x.shape != (len(names),):
@@ -245,7 +241,7 @@ def _rows_of(
             raise ValueError(f"{argument} has NaN or Inf, expected finite numbers: drop those rows")
     named = list(zip(names, zip(*(x.tolist() for x in per_row.values()), strict=True), strict=True))
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
-    for part in [named] if all_gather is None else all_gather(named):
+    for part in [named] if gather is None else gather(named):
         for name, row in part:
             rows[name].append(row)
     return rows
@@ -253,9 +249,7 @@ def _rows_of(
 
 def _check_scores(scores: Sequence[float]) -> None:
     if not all(0 <= s <= 1 for s in scores):
-        raise ValueError(
-            f"scores run from {min(scores)} to {max(scores)}, expected 0 to 1: they are counted as pass rates"
-        )
+        raise ValueError(f"scores run from {min(scores)} to {max(scores)}, expected 0 to 1: they count as pass rates")
 
 
 def _check_number(name: str, value: object) -> None:

@@ -33,11 +33,7 @@ Informative: TypeAlias = Literal["varied_group", "nonzero_reward"]
 
 
 def response_scores(
-    rewards: PerToken,
-    group_ids: GroupIds,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None,
-    valid_rows: RowMask | None,
+    rewards: PerToken, group_ids: GroupIds, mask: TokenMask, cu_seqlens: CuSeqlens | None, valid_rows: RowMask | None
 ) -> tuple[PerSequence, TokenMask]:
     """s_i = Σ_t r_it, 0 for rows that are not valid, and the mask of the tokens of valid rows.
 
@@ -46,8 +42,8 @@ def response_scores(
     (tensor([3., 0.]), tensor([[ True,  True],
             [False, False]]))
     """
-    check_tokens(response_mask, cu_seqlens, rewards=rewards)
-    mask = tokens_of_valid_rows(response_mask, group_ids, cu_seqlens, valid_rows)
+    check_tokens(mask, cu_seqlens, rewards=rewards)
+    mask = tokens_of_valid_rows(mask, group_ids, cu_seqlens, valid_rows)
     return sequence_sum(rewards, mask, cu_seqlens), mask
 
 

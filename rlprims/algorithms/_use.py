@@ -176,11 +176,9 @@ def import_path(path: str) -> Any:
             with suppress(ImportError, AttributeError):
                 return _imported(f"rlprims.{path}")
         fix, name = "write it as package.module.function", path.rpartition(".")[2]
-        functions = {
-            each: f"{package}.{each}" for package in _PACKAGES for each in _imported(f"rlprims.{package}.__all__")
-        }
-        if meant := near(name, functions):
-            fix += f"; did you mean {functions[meant]}?"
+        paths = {each: f"{package}.{each}" for package in _PACKAGES for each in _imported(f"rlprims.{package}.__all__")}
+        if meant := near(name, paths):
+            fix += f"; did you mean {paths[meant]}?"
         if "(" in path:
             fix = f"write {{fn: {path.partition('(')[0]}, name: value}}"
         reason = str(error) if path.rpartition(".")[0].strip(".") else "it names no module"

@@ -128,11 +128,7 @@ def _arrow_column(arrow: Any, column: Tensor | Array) -> Any:
 
 
 def table(
-    title: str,
-    rows: int,
-    batch: Mapping[str, Tensor],
-    non_tensor_batch: Mapping[str, Array],
-    meta_info: Mapping[Any, Any],
+    title: str, rows: int, batch: Mapping[str, Tensor], non_tensor_batch: Mapping[str, Array], meta_info: dict[Any, Any]
 ) -> str:
     """A line for each field: part, name, dtype, shape, bytes."""
     lines, total = [], 0

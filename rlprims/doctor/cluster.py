@@ -12,7 +12,7 @@ from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from rlprims.doctor.installation import Diagnosis
 from rlprims.execution import ExecutionError
-from rlprims.plan.sizes import engine_width, shape_of
+from rlprims.plan.sizes import engine_width, shape_of, text_of
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import Parts, build
 from rlprims.trainer.sources.responses import prompt_rows
@@ -57,7 +57,7 @@ def _ranks(config: Config, parts: Parts) -> Iterator[Diagnosis]:
         return
     backend, seconds, is_right = parts.execution.time_all_reduce(_ALL_REDUCE)  # type: ignore[attr-defined]
     rate = 2 * (ranks - 1) / ranks * _ALL_REDUCE / seconds
-    found = f"{_size(_ALL_REDUCE)} in {1e3 * seconds:.0f} ms, {_size(rate)}/s in each direction ({backend})"
+    found = f"{text_of(_ALL_REDUCE)} in {1e3 * seconds:.0f} ms, {text_of(rate)}/s in each direction ({backend})"
     yield Diagnosis(f"sum over {ranks} ranks", is_right, found, "the sum is wrong: try another network interface")
 
 
@@ -96,14 +96,11 @@ def _steps(config: Config, parts: Parts) -> Iterator[Diagnosis]:
 
     execution.reports()
     begun = time.perf_counter()
-    sign = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
-    advantages = torch.where(batch["response_mask"], sign[:, None], 0.0)
-    columns = {"advantages": advantages, "old_log_probs": batch["rollout_log_probs"]}
-    report = execution.update(batch.union(DataProto.from_dict(tensors=columns)), algorithms.reinforce())
+    report = execution.update(ready(batch), algorithms.reinforce())
     seconds = time.perf_counter() - begun
     read = int(batch["attention_mask"].sum())
     memory = max((report.peak_memory for report in execution.reports() if "update" in report.work), default=0)
-    found = f"{read} tokens in {seconds:.2f} s, {read / seconds:.0f} tokens/s; a rank's peak {_size(memory)}"
+    found = f"{read} tokens in {seconds:.2f} s, {read / seconds:.0f} tokens/s; a rank's peak {text_of(memory)}"
     yield Diagnosis("update", not report.skipped, found, "the gradient is not finite: model.dtype: float32 says more")
 
     begun = time.perf_counter()
@@ -113,14 +110,16 @@ def _steps(config: Config, parts: Parts) -> Iterator[Diagnosis]:
     if config.model.engine_lora is None:
         size = float(shape.parameters * engine_width(config))
     by = execution.rollouts.delivery.name
-    found = f"{_size(size)} to each engine in {seconds:.2f} s, {_size(size / seconds)}/s ({by}); all tensors compared"
+    found = (
+        f"{text_of(size)} to each engine in {seconds:.2f} s, {text_of(size / seconds)}/s ({by}); all tensors compared"
+    )
     yield Diagnosis("sync of weights", True, found, "")
     yield agreement(sample((1 + _PAIRS) * len(rows))[0], "after it")
 
 
-def _size(count: float) -> str:
-    """Format a number of bytes in the largest unit in which it is at least 1."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+def ready(batch: DataProto) -> DataProto:
+    """The batch with what the policy's loss reads: advantages of +1 and -1."""
+    sign = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
+    advantages = torch.where(batch["response_mask"], sign[:, None], 0.0)
+    columns = {"advantages": advantages, "old_log_probs": batch["rollout_log_probs"]}
+    return batch.union(DataProto.from_dict(tensors=columns))

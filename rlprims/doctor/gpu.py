@@ -20,7 +20,7 @@ from torch import Tensor
 import rlprims.logprobs  # noqa: F401  (registers formulas that have kernels)
 from rlprims.algorithms import reinforce
 from rlprims.data_proto import DataProto
-from rlprims.doctor.cluster import try_cluster
+from rlprims.doctor.cluster import ready, try_cluster
 from rlprims.execution import UpdateReport
 from rlprims.execution._config import TOLERANCE
 from rlprims.execution._observed import WorkerReport
@@ -45,7 +45,6 @@ prompts_per_step: {prompts}
 steps: 1
 run_dir: {folder}/run
 """
-
 
 MARKS = {True: "ok", False: "no", None: ""}
 
@@ -78,14 +77,12 @@ def made_config(folder: Path, overrides: list[str]) -> Config:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         words_of = torch.randint(_FIRST, _FIRST + _WORDS - 3, (16, 64)).tolist()
-        config = LlamaConfig(initializer_range=0.1, **sizes, **ends)
-        LlamaForCausalLM(config).save_pretrained(folder / "model")
+        LlamaForCausalLM(LlamaConfig(initializer_range=0.1, **sizes, **ends)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     rows = [{"question": "".join(map(chr, row[: 8 + 3 * i])), "answer": "1"} for i, row in enumerate(words_of)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    (folder / "made.yaml").write_text(
-        _SETTINGS.format(folder=folder, tokens=32 * scale, prompts=4 * scale), encoding="utf-8"
-    )
+    settings = _SETTINGS.format(folder=folder, tokens=32 * scale, prompts=4 * scale)
+    (folder / "made.yaml").write_text(settings, encoding="utf-8")
     return load_config(folder / "made.yaml", overrides)
 
 
@@ -153,7 +150,7 @@ def _measured(config: Config, console: Any, device: torch.device) -> _Measured:
         batch, *sampling = _timed(sample, device)
         scores, *scoring = _timed(partial(execution.log_probs, batch), device)
         plain = execution.log_probs(batch, plain=True)
-        report, *updating = _timed(partial(execution.update, _ready(batch), reinforce()), device)
+        report, *updating = _timed(partial(execution.update, ready(batch), reinforce()), device)
         [worker] = execution.reports()
         after, times = execution.log_probs(batch), (tuple(sampling), tuple(scoring), tuple(updating))
         return _Measured(batch, scores, plain, after, report, worker, *times)  # type: ignore[arg-type]
@@ -200,14 +197,6 @@ def _deterministic(config: Config, console: Any, device: torch.device) -> Iterat
     same = torch.equal(first.after, again.after)
     found = f"the same step twice: {'the same' if same else 'other'} bits; an update takes {first.updating[0]:.2f} s"
     yield Line("bfloat16, deterministic: true", found, same, "a killed run goes on as if it had not been")
-
-
-def _ready(batch: DataProto) -> DataProto:
-    """The batch with what the policy's loss reads: advantages of +1 and -1."""
-    sign = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
-    advantages = torch.where(batch["response_mask"], sign[:, None], 0.0)
-    columns = {"advantages": advantages, "old_log_probs": batch["rollout_log_probs"]}
-    return batch.union(DataProto.from_dict(tensors=columns))
 
 
 def _timed(call: Callable[[], T], device: torch.device) -> tuple[T, float, int | None]:

@@ -53,10 +53,7 @@ def check_files(path: str) -> Iterator[Diagnosis]:
     rows, largest = text.vocab_size, max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
     size = f"{rows} rows of the embedding, largest token {largest}"
     yield Diagnosis(
-        "vocabulary",
-        not tokens_beyond(tokenizer, rows),
-        size,
-        "resize the embedding, or remove added and special tokens",
+        "vocabulary", not tokens_beyond(tokenizer, rows), size, "resize the embedding or remove added or special tokens"
     )
     module = importlib.util.find_spec(type(config).__module__.replace("configuration_", "modeling_"))
     source = Path(module.origin).read_text() if module is not None and module.origin else ""

@@ -147,8 +147,7 @@ async def _play(
             episode.ended = "context" if full else "length"
             episode.causes[f"limit: {'tokens' if full else 'sampled_tokens'}"] += 1
             return
-        number = len(episode.turns)
-        drawn = sample(prompt_ids, episode.sample_id, number)
+        drawn = sample(prompt_ids, episode.sample_id, len(episode.turns))
         completion: Completion = await drawn if inspect.isawaitable(drawn) else drawn
         turn = _turn(prompt_ids, completion, left)
         episode.turns.append(turn)

@@ -26,7 +26,7 @@ class Sampling(_Config):
         default=0.0,
         ge=0,
         le=1,
-        description="a token is kept if its probability is at least this share of the largest one; 0: all",
+        description="tokens kept: those with at least this share of the largest probability; 0: all",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="texts that end a response, besides the end-of-sequence token"
@@ -130,15 +130,11 @@ class ModelConfig(_Config):
         "tested model types and single responses",
     )
     router_aux_loss_coef: float = Field(
-        default=0.0,
-        ge=0,
-        description="coefficient of the load-balancing loss of a mixture of experts, losses.load_balance; 0: off",
+        default=0.0, ge=0, description="coefficient of the load-balancing loss of experts, losses.load_balance; 0: off"
     )
     max_rows_per_generation: int = Field(default=512, ge=1, description="responses sampled at once")
     peak_tflops: float | None = Field(
-        default=None,
-        gt=0,
-        description="peak rate of a device, for time/mfu; null: the known rate of the GPU, or a measured one",
+        default=None, gt=0, description="a device's peak, for time/mfu; null: the GPU's known rate, or a measured one"
     )
 
     @property

@@ -222,9 +222,7 @@ def backend_of(cluster: RayConfig, device: str) -> str:
     """Return the backend for whole weights: ``ray.weight_transfer``; for ``auto`` the backend that fits the devices."""
     chosen = cluster.weight_transfer
     if chosen in ("nccl", "ipc") and device != "cuda":
-        raise ValueError(
-            f"ray.weight_transfer={chosen}: expected models on GPUs, got model.device {device}; use auto or gloo"
-        )
+        raise ValueError(f"ray.weight_transfer={chosen}: expected models on GPUs, got model.device {device}; use gloo")
     if chosen != "auto":
         return chosen
     if device != "cuda" or cluster.engine == "hf":

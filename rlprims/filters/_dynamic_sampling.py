@@ -77,9 +77,7 @@ class DynamicSampling(Generic[Group]):
     def take(self) -> list[Group]:
         """Return the training batch, oldest groups first, and reset the counters for the next one."""
         if not self.full:
-            raise ValueError(
-                f"{len(self.surplus)} of {self.groups} groups, expected all: add generation batches until full"
-            )
+            raise ValueError(f"{len(self.surplus)} of {self.groups} groups, expected all: add batches until full")
         batch, self.surplus = self.surplus[: self.groups], self.surplus[self.groups :]
         self.generation_batches, self.sampled, self.dropped = 0, 0, Counter()
         return batch
@@ -103,9 +101,7 @@ class DifficultyPools:
 
     def __init__(self, pools: Mapping[str, tuple[float, float]]) -> None:
         if not pools or any(not math.isfinite(lowest) or not 0 <= w < math.inf for lowest, w in pools.values()):
-            raise ValueError(
-                f"pools={pools!r}, expected names with (lowest solve rate, weight), finite and with weights >= 0"
-            )
+            raise ValueError(f"pools={pools!r}, expected names with (lowest solve rate, weight), finite, weights >= 0")
         self.pools = dict(sorted(pools.items(), key=lambda item: -item[1][0]))
         self.solve_rates: dict[str, float] = {}
 

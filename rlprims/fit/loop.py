@@ -96,13 +96,11 @@ def measure(
     return {name: float(metric.value()) for name, metric in merge_metrics(*parts).items()}
 
 
-def batch_of(
-    rows: Sequence[StoredRow], chosen: Sequence[int], pad_token_id: int, reference: Tensor | None
-) -> DataProto:
+def batch_of(rows: Sequence[StoredRow], which: Sequence[int], pad_token_id: int, reference: Tensor | None) -> DataProto:
     """Some rows, with the reference's log-probs of their responses if they are known."""
-    batch = as_batch([rows[i] for i in chosen], pad_token_id)
+    batch = as_batch([rows[i] for i in which], pad_token_id)
     if reference is not None:
-        batch["ref_sequence_log_probs"] = reference.view(-1, 2)[list(chosen)].flatten()
+        batch["ref_sequence_log_probs"] = reference.view(-1, 2)[list(which)].flatten()
     return batch
 
 

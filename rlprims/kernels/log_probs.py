@@ -37,18 +37,13 @@ def log_probs_and_entropies(
 class _LogProbsAndEntropies(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        token_ids: Tensor,
-        options: tuple[Any, ...],
-        overwrite: bool,
-        kept: SamplingSupport | None,
+        ctx: Any, logits: Tensor, ids: Tensor, options: tuple[Any, ...], overwrite: bool, kept: SamplingSupport | None
     ) -> tuple[Tensor, Tensor | None]:
         formula = ACCELERATED["log_probs_and_entropies"].formula
         blocks = row_blocks(logits)
-        parts = [formula(logits[rows], token_ids[rows], *options, kept=kept_of(rows, kept)) for rows in blocks]
+        parts = [formula(logits[rows], ids[rows], *options, kept=kept_of(rows, kept)) for rows in blocks]
         log_probs, entropies = zip(*parts, strict=True)
-        ctx.save_for_backward(logits, token_ids)
+        ctx.save_for_backward(logits, ids)
         ctx.options, ctx.overwrite, ctx.kept = options, overwrite, kept
         ctx.set_materialize_grads(False)
         return torch.cat(log_probs), torch.cat(entropies) if options[-1] else None

@@ -251,12 +251,7 @@ def train(
 
 
 def _objective(
-    task: TabularTask,
-    algorithm: Algorithm,
-    policy: Tensor,
-    critic: Tensor,
-    data: dict[str, Tensor],
-    generator: torch.Generator,
+    task: TabularTask, a: Algorithm, policy: Tensor, critic: Tensor, data: dict[str, Tensor], generator: torch.Generator
 ) -> Tensor:
     prompts, responses, mask = data["prompts"], data["responses"], data["response_mask"]
     update = {
@@ -265,5 +260,5 @@ def _objective(
         **task.moments(policy, prompts, responses, mask),
         "new_values": torch.where(mask, task.lookup(critic, prompts, responses), 0.0),
     }
-    objective = policy_objective(algorithm, weighed(algorithm, update, generator))
-    return objective if algorithm.value_loss is None else objective + value_objective(algorithm, update)
+    objective = policy_objective(a, weighed(a, update, generator))
+    return objective if a.value_loss is None else objective + value_objective(a, update)

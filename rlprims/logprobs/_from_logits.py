@@ -154,11 +154,7 @@ def from_logits_with_entropy(
 
 
 def check_kept(
-    kept: SamplingSupport,
-    leading: torch.Size,
-    vocabulary: int,
-    token_ids: Tensor | None = None,
-    mask: Tensor | None = None,
+    kept: SamplingSupport, leading: torch.Size, size: int, token_ids: Tensor | None = None, mask: Tensor | None = None
 ) -> None:
     """Raise ``ValueError`` unless each token (...) has a set, and each token where the mask is True is in its set.
 
@@ -180,10 +176,9 @@ def check_kept(
             f"kept.offsets run from {int(offsets[0])} to {int(offsets[-1])}, expected 0 to {ids.shape[0]}, the number "
             "of kept.ids, and never to decrease; use SamplingSupport.from_counts"
         )
-    if ids.numel() and (ids.min() < 0 or ids.max() >= vocabulary):
+    if ids.numel() and (ids.min() < 0 or ids.max() >= size):
         raise ValueError(
-            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {vocabulary} logits: [0, "
-            f"{vocabulary - 1}]"
+            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {size} logits: [0, {size - 1}]"
         )
     if token_ids is None:
         return

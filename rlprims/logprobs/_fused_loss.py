@@ -114,7 +114,7 @@ def fused_loss(
     compute = linear_token_loss if vocab is None else partial(_of_a_shard, vocab)
     states, flat_data = rearrange(hidden, "... h -> (...) h"), {name: x.detach().flatten() for name, x in data.items()}
     of_tokens = token_ids.flatten(), weights.detach().flatten(), response_mask.flatten()
-    options, total_loss = (temperature, soft_cap, kept), partial(_total_loss, loss)
+    options, total_loss = (temperature, soft_cap, kept), partial(_total, loss)
     total, *per_token = compute(states, head_weight, *of_tokens, total_loss, *options, **flat_data)
     return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))
 
@@ -125,9 +125,7 @@ def _of_a_shard(vocab: VocabShard, *args: Any, **data: Tensor) -> Any:
     return formula(*args, vocab, **data)
 
 
-def _total_loss(
-    loss: Callable[..., Tensor], log_probs: Tensor, weights: Tensor, mask: Tensor, /, **data: Tensor
-) -> Scalar:
+def _total(loss: Callable[..., Tensor], log_probs: Tensor, weights: Tensor, mask: Tensor, /, **data: Tensor) -> Scalar:
     """Σ weight · loss over the valid tokens."""
     cu_seqlens = torch.arange(2, device=mask.device) * mask.shape[0]
     per_token = loss(log_probs=log_probs, response_mask=mask, cu_seqlens=cu_seqlens, **data)

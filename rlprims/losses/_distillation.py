@@ -175,9 +175,7 @@ def _terms_of_jsd(p: Tensor, log_p: Tensor, q: Tensor, log_q: Tensor, beta: floa
 def _check_share(beta: float, kl: str) -> None:
     """Raise ``ValueError`` unless 0 < β < 1; ``kl`` is the function of the limits."""
     if not 0 < beta < 1:
-        raise ValueError(
-            f"beta={beta}, expected a number between 0 and 1; use {kl}, forward for beta=0 or reverse for beta=1"
-        )
+        raise ValueError(f"beta={beta}, expected 0 < beta < 1; use {kl}, forward for beta=0 or reverse for beta=1")
 
 
 def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:

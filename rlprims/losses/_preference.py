@@ -208,9 +208,7 @@ def _check_desirable(desirable: Tensor, sequence_log_probs: Tensor) -> None:
 def check_label_smoothing(label_smoothing: float) -> None:
     """Raise ``ValueError`` unless the share of wrong labels is in [0, ½)."""
     if not 0 <= label_smoothing < 0.5:
-        raise ValueError(
-            f"label_smoothing={label_smoothing}, expected a number in [0, 0.5): at 0.5 labels have no information"
-        )
+        raise ValueError(f"label_smoothing={label_smoothing}, expected in [0, 0.5): at 0.5 labels have no information")
 
 
 def log_ratios(

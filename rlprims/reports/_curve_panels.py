@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rlprims._json import finite_number
+
 INK, FAINT = "#333333", "#858585"
 _SMOOTHED = 20  # a series with fewer points is drawn as it is
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
@@ -41,11 +43,6 @@ PANELS = (
     Panel("Groups kept by the filter", {"filter_yield": ""}, share=True),
     Panel("Gradient norm", {"grad_norm": ""}),
 )
-
-
-def finite_number(value: Any) -> float | None:
-    """The value as a float if it is a finite number."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def series(rows: Sequence[Mapping[str, Any]], kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:

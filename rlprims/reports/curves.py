@@ -10,17 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from rlprims.reports._curve_panels import (
-    FAINT,
-    INK,
-    PANELS,
-    colours_of,
-    decorate,
-    draw,
-    finite_number,
-    has_data,
-    series,
-)
+from rlprims._json import finite_number
+from rlprims.reports._curve_panels import FAINT, INK, PANELS, colours_of, decorate, draw, has_data, series
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
+from rlprims._json import finite_number
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 
@@ -152,16 +153,16 @@ def _row(record: Any, step: int) -> RecordedRow:
         group=_int(record.pop("group", None)),
         sample_id=_int(record.pop("sample_id", None)),
         answer="" if answer is None else str(answer),
-        score=_float(record.pop("score", None)),
-        shaped_score=_float(record.pop("shaped_scores", None)),
-        baseline_score=_float(record.pop("baseline_scores", record.pop("baseline_score", None))),
+        score=finite_number(record.pop("score", None)),
+        shaped_score=finite_number(record.pop("shaped_scores", None)),
+        baseline_score=finite_number(record.pop("baseline_scores", record.pop("baseline_score", None))),
         ended=str(record.pop("ended", None) or ended),
         tokens=[str(token) for token in tokens],
-        log_probs=[_float(value) for value in per_token["rollout_log_probs"] or []],
-        advantages=None if advantages is None else [_float(value) for value in advantages],
+        log_probs=[finite_number(value) for value in per_token["rollout_log_probs"] or []],
+        advantages=None if advantages is None else [finite_number(value) for value in advantages],
         prompt_ids=_list(record.pop("prompt_ids", None) or [], "prompt_ids"),
         response_ids=_list(record.pop("response_ids", None) or [], "response_ids"),
-        old_log_probs=[_float(value) for value in per_token["old_log_probs"] or []],
+        old_log_probs=[finite_number(value) for value in per_token["old_log_probs"] or []],
         columns={key.removeprefix(_OTHER): value for key, value in record.items() if key != "step"},
         turn_ids=[int(turn) for turn in per_token["turn_ids"] or []],
         observed=[bool(read) for read in per_token["observation"] or []],
@@ -173,10 +174,6 @@ def _list(value: Any, key: str) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{key} is no list")
     return value
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _int(value: Any) -> int | None:

@@ -104,8 +104,7 @@ def read_rows(path: Path, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
             elif isinstance(value, dict):
                 yield place, value
             elif value is not None:  # an empty line
-                got = type(value).__name__
-                bad.add(place, ValueError(f"expected an object with fields, got {got}"))
+                bad.add(place, ValueError(f"expected an object with fields, got {type(value).__name__}"))
 
 
 class OnDisk(Sequence[Row]):

@@ -97,8 +97,7 @@ def _assert_one_graph(subject: Subject, layout: str, backend: str) -> None:
     with _compiler(f"does not compile in one graph ({layout}):"):
         for rows in ROWS:
             call = subject.sample(rows, WIDTH, seed=rows, layout=layout)
-            got = compiled(call)
-            _assert_numbers(got, call, f"after torch.compile ({call.label})")
+            _assert_numbers(compiled(call), call, f"after torch.compile ({call.label})")
             assert compiled.graphs == 1, f"{compiled.graphs} graphs up to a batch of {call.label}, expected 1"
 
 

@@ -78,9 +78,7 @@ class Config(SamplingSettings):
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     record_rollouts: bool = Field(default=True, description="write every sample to rollouts/, during the next step")
-    record_rollouts_every: int = Field(
-        default=1, ge=1, description="steps between two recorded ones; a replay needs all"
-    )
+    record_rollouts_every: int = Field(default=1, ge=1, description="steps between recorded ones; a replay needs all")
     compress_rollouts: bool = Field(default=False, description="write rollouts/*.jsonl.gz, read by the same commands")
     print_samples: int = Field(
         default=0, ge=0, description="samples that are printed for each data source in each step, with every score"
@@ -105,7 +103,7 @@ class Config(SamplingSettings):
             raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
         if self.deterministic and self.execution == "ray":
             raise ValueError(
-                "deterministic: true needs execution: local: engines batch rows as they come. Leave it out"
+                "deterministic: true needs execution: local: engines batch rows as they come; leave it out"
             )
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):

@@ -39,7 +39,7 @@ def test_every_part_works_and_is_measured(
     findings = list(try_cluster(config, Console(file=io.StringIO())))
     found = {finding.what: finding.found for finding in findings}
     assert [finding for finding in findings if not finding.ok] == [], "slow is none of them"
-    assert found["sum over 2 ranks"].startswith("64.0 MiB in ")
+    assert found["sum over 2 ranks"].startswith("64.00 MiB in ")
     assert re.match(r"60 responses, \d+ tokens in .* of the bare engine's .* \(median of 5\)", found["sampling"])
     for when in ("at the start", "after it"):
         said = found[f"log-probs of engines and ranks {when}"]
@@ -47,7 +47,7 @@ def test_every_part_works_and_is_measured(
         assert apart
         assert float(apart[2]) <= float(apart[1]) < 1e-3
     size = 4 * AutoModelForCausalLM.from_pretrained(model).num_parameters()
-    assert found["sync of weights"].startswith(f"{size / 1024:.1f} KiB to each engine")
+    assert found["sync of weights"].startswith(f"{size / 2**20:.2f} MiB to each engine")
     assert not config.run_dir.exists(), "a trial saves nothing"
 
 

@@ -30,14 +30,9 @@ def kl_cov(*, fraction: float = 2e-3, kl_coef: float = 1.0, dialect: Dialect | N
     There is no clip; |log ratio| is a penalty on that fraction of the tokens only. It is 0 at the first update of a
     batch, so there are four updates per batch (our choice).
     """
-    penalty = LossTerm(coefficient=kl_coef, loss=kl_to_old, tokens=use(filters.kl_cov, fraction=fraction))
+    kl = LossTerm(coefficient=kl_coef, loss=kl_to_old, tokens=use(filters.kl_cov, fraction=fraction))
     return Algorithm(
-        name="kl_cov",
-        group_size=8,
-        advantage=advantage.grpo,
-        policy_loss=_UNCLIPPED,
-        loss_terms=(penalty,),
-        mini_batches=4,
+        name="kl_cov", group_size=8, advantage=advantage.grpo, policy_loss=_UNCLIPPED, loss_terms=(kl,), mini_batches=4
     )
 
 

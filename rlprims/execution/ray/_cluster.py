@@ -62,9 +62,7 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
     return outcome
 
 
-def connect(
-    address: str | None, *, cpus: float, timeout: float = 60.0, say: Say = lambda progress: None
-) -> Path | None:
+def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say = lambda text: None) -> Path | None:
     """Join the cluster at ``address`` or in ``RAY_ADDRESS``, else start one here with ``cpus`` (logical) CPUs or more.
 
     Returns the folder of a cluster that was started here.

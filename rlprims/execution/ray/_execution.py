@@ -18,7 +18,6 @@ from transformers import GenerationConfig
 from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import (
-    Finish,
     ModelConfig,
     OptimizerConfig,
     Profile,
@@ -30,7 +29,7 @@ from rlprims.execution import (
     WorkerReport,
 )
 from rlprims.execution._config import TOLERANCE
-from rlprims.execution._protocol import load_version, save_version
+from rlprims.execution._protocol import Finish, load_version, save_version
 from rlprims.execution.hf import StepTotals, special_ids, with_counts, with_critic_counts
 from rlprims.execution.hf._models import shards_of
 from rlprims.execution.hf._routes import without_routes

@@ -79,13 +79,7 @@ class Rollouts:
     """
 
     def __init__(
-        self,
-        start: Callable[[int], tuple[Any, Any]],
-        count: int,
-        cluster: RayConfig,
-        delivery: Delivery,
-        *,
-        max_rows: int,
+        self, start: Callable[[int], tuple[Any, Any]], count: int, cluster: RayConfig, delivery: Delivery, *, rows: int
     ) -> None:
         self.start = start  # start(rank) returns a new worker, and the pending call that builds its engine
         self.cluster, self.delivery, self.timeout = cluster, delivery, cluster.call_timeout
@@ -102,7 +96,7 @@ class Rollouts:
         self.frees_memory = all(engine.frees_memory for engine in built)  # whether engines free memory when they sleep
         self.joins = all(engine.joins for engine in built)
         # Twice what an engine samples at once, so that it does not wait for the driver; 0: one call at a time.
-        self.rows_of_an_engine = 2 * max_rows if self.joins else 0
+        self.rows_of_an_engine = 2 * rows if self.joins else 0
 
     def sync(self, version: int, probe: list[int], check: Callable[[Sequence[float]], str | None]) -> None:
         """Send the newest weights to every worker, check them, and replace the workers that fail.

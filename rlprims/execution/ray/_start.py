@@ -69,7 +69,7 @@ def start_workers(
     if model.engine_lora is None:  # in the dtype of the engine: vLLM uses mixed_precision, ``hf`` always model.dtype
         dtype = (cluster.mixed_precision if cluster.engine == "vllm" else None) or model.dtype
         delivery = Wire(pools["main"], cluster.tensor_parallel_size, dtype, backend)
-    rollouts = Rollouts(start, count, cluster, delivery, max_rows=model.max_rows_per_generation)
+    rollouts = Rollouts(start, count, cluster, delivery, rows=model.max_rows_per_generation)
     held.callback(rollouts.stop)
     return Workers(pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window)
 

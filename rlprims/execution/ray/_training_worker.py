@@ -1,7 +1,7 @@
 """The Ray actor that trains: one FSDP2 rank, with its shards of the models."""
 
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +116,7 @@ class TrainingWorker(Observed):
     @everywhere
     @metered
     def send_weights(
-        self,
-        engines: Mapping[int, Any],
-        *,
-        backend: str,
-        processes: int,
-        dtype: str | None,
-        version: int,
-        timeout: float,
+        self, engines: dict[int, Any], *, backend: str, processes: int, dtype: str | None, version: int, timeout: float
     ) -> tuple[Sums, dict[int, Sums], Failures] | None:
         """Send the snapshot to these rollout workers, one layer at a time.
 

@@ -73,13 +73,11 @@ class Place(NamedTuple):
 class WorkerGroup:
     """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch."""
 
-    def __init__(
-        self, worker: type, count: int, place: Place, *, name: str, timeout: float, same_rows: int = 1
-    ) -> None:
+    def __init__(self, worker: type, size: int, place: Place, *, name: str, timeout: float, same_rows: int = 1) -> None:
         self.worker: Any = worker
         self.name, self.timeout, self.same_rows = name, timeout, same_rows
         self.order = threading.Lock()
-        self.workers = [place.start(worker, rank, count) for rank in range(count)]
+        self.workers = [place.start(worker, rank, size) for rank in range(size)]
 
     def call(
         self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any

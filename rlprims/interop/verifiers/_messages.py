@@ -55,8 +55,7 @@ def _text(content: Any) -> str:
 
 def with_call_ids(messages: Sequence[Message], answered: Any) -> list[dict[str, Any]]:
     """The answers with the ids of their calls, in the order of ``answer_calls``: malformed ones last."""
-    calls = as_ours(answered).get("tool_calls", [])
-    good = [call["id"] for call in calls]
+    good = [call["id"] for call in as_ours(answered).get("tool_calls", [])]
     ids = iter([*good, *(call.id for call in answered.tool_calls or () if call.id not in good)])
     return [
         {"role": each["role"], "content": each["content"]}

@@ -165,15 +165,10 @@ def run_cases(
 
 
 def _run_cases(
-    files: dict[str, str],
-    cases: Sequence[Any],
-    function: str | None,
-    limits: Limits,
-    total_seconds: float,
-    start: dict[str, Any],
+    files: dict[str, str], cases: Sequence[Any], name: str | None, limits: Limits, seconds: float, start: dict[str, Any]
 ) -> Generator[CaseResult, None, None]:
     ours, theirs = socket.socketpair()
-    total_limits = replace(limits, seconds=total_seconds)
+    total_limits = replace(limits, seconds=seconds)
     with ours, theirs, Guest(files, total_limits, channel=theirs, **start) as guest:
         theirs.close()
         while not guest.ready:
@@ -188,14 +183,14 @@ def _run_cases(
                 stopped = CaseResult("timeout", None, None)
             if stopped is None:
                 request: dict[str, Any] = {"seconds": min(limits.seconds, left), "output_bytes": limits.output_bytes}
-                if function is None:
+                if name is None:
                     request["stdin"] = case
                 else:
-                    request |= {"function": function, "arguments": _values.pack(list(case))}
+                    request |= {"function": name, "arguments": _values.pack(list(case))}
                 ours.settimeout(left)
                 try:
                     ours.sendall(json.dumps(request).encode() + b"\n")
-                    result = _reply(replies, limits, function)
+                    result = _reply(replies, limits, name)
                 except TimeoutError:
                     stopped = CaseResult("timeout", None, None)
                 except (OSError, ValueError, TypeError, RecursionError):  # the program has ended the process of cases

@@ -63,12 +63,7 @@ def main() -> None:
 
 
 def answer(
-    codes: list[types.CodeType],
-    standard: dict[str, Any],
-    case: dict[str, Any],
-    values: Any,
-    stdin_fd: int,
-    writing: int,
+    codes: list[types.CodeType], standard: dict[str, Any], case: dict[str, Any], values: Any, stdin: int, writing: int
 ) -> None:
     """Run the program on one case. After the return the interpreter exits as after an ordinary program."""
     os.setsid()
@@ -77,7 +72,7 @@ def answer(
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     null = os.open(os.devnull, os.O_WRONLY)
     calls = "function" in case
-    for old, new in ((stdin_fd, 0), (null if calls else writing, 1), (null, 2), (writing, 3)):
+    for old, new in ((stdin, 0), (null if calls else writing, 1), (null, 2), (writing, 3)):
         os.dup2(old, new)
     os.closerange(4 if calls else 3, 64)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):

@@ -52,9 +52,7 @@ _WORDS = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z]+")
 _RUN = re.compile(r"(?<![\\A-Za-z⟦])[A-Za-z]{2,}(?![A-Za-z⟧])")
-_FUNCTIONS = re.compile(
-    "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|arccot|sinh|cosh|tanh|ln|log|lg|exp|sqrt|pi|infty"
-)
+_FUNCTION = re.compile("sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|arccot|sinh|cosh|tanh|ln|log|lg|exp|sqrt|pi|infty")
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad\b|~|\s+")
 _BETWEEN_DIGITS = re.compile(rf"(?<=\d)(?:{_SPACING.pattern})+(?=\d)|(?<=\d,)(?:{_SPACING.pattern})+(?=\d{{3}}(?!\d))")
 _SAME = (
@@ -111,7 +109,7 @@ def _ascii(text: str) -> list[str]:
 
 def _marked(found: re.Match[str]) -> str:
     words = re.sub(r"\\.", " ", found.group(1))
-    if _FUNCTIONS.fullmatch(words.strip()) and "text" not in found.group()[:5]:
+    if _FUNCTION.fullmatch(words.strip()) and "text" not in found.group()[:5]:
         return rf"\{words.strip()} "
     return " " + _WORD.sub(lambda word: f"⟦{word.group()}⟧", words) + " "
 
@@ -119,6 +117,6 @@ def _marked(found: re.Match[str]) -> str:
 def _bare(found: re.Match[str]) -> str:
     """A run of letters: a function, a word, or else variables side by side. Unknown long runs are words."""
     run = found.group()
-    if _FUNCTIONS.fullmatch(run):
+    if _FUNCTION.fullmatch(run):
         return rf"\{run} "
     return f"⟦{run}⟧" if run.lower() in BARE or (len(run) > 3 and not run.isupper()) else run

@@ -40,10 +40,7 @@ eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half hal
 _OTHERS = "cm km mm kg ft lb oz hr yd mph or and percent per not base if for is infinity"
 NUMBERS = set(_NUMBERS.split())
 _NAMES = {
-    name: names.split()[0]
-    for line in _UNITS.strip().splitlines()
-    for names in line.split("|")
-    for name in names.split()
+    name: names.split()[0] for row in _UNITS.strip().splitlines() for names in row.split("|") for name in names.split()
 } | {name: name for name in _THINGS.split()}
 BARE = {name for name in _NAMES if len(name) > 2 and name.isalpha()}
 BARE |= {*SCALES, *POWERS, *PREFIXES, *NUMBERS, *_OTHERS.split()}
