@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims._near import near, suggest
 from rlprims.algorithms import merge
@@ -70,6 +70,12 @@ class RunConfig(Section):
         description="on a GPU, the same settings give the same bits: slower, and only with execution: local; a CPU "
         "always does",
     )
+
+    @model_validator(mode="after")
+    def _can_be_deterministic(self) -> "RunConfig":
+        if self.deterministic and getattr(self, "execution", "local") != "local":
+            raise ValueError("deterministic: true needs execution: local, and got ray: leave it out")
+        return self
 
     @field_validator("log_to", "modules", mode="before")
     @classmethod

@@ -101,10 +101,6 @@ class Config(SamplingSettings):
         used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
         if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
             raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
-        if self.deterministic and self.execution == "ray":
-            raise ValueError(
-                "deterministic: true needs execution: local: engines batch rows as they come; leave it out"
-            )
         if self.unscored == "leave_out":
             for part in (self.algorithm.advantage, self.algorithm.normalization):
                 if part is not None and "valid_rows" not in inspect.signature(part.fn).parameters:

@@ -125,6 +125,11 @@ def test_modules_are_found_beside_the_file_and_then_beside_those_that_it_extends
     del sys.modules["mine_above"]
 
 
+def test_deterministic_is_refused_with_engines(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="deterministic: true needs execution: local"):
+        load(settings, "deterministic=true", "execution=ray")
+
+
 def test_files_that_are_no_config(tmp_path: Path) -> None:
     names = ("broken.yaml", "empty.yaml", "itself.yaml", "a.yaml", "b.yaml")
     broken, empty, itself, a, b = (tmp_path / name for name in names)
