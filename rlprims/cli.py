@@ -270,7 +270,9 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
         config = load_config(Path(model), options.overrides)
         model = config.model.path
     if options.gpu:
-        return _doctor_gpu(config, options.overrides, console)
+        if config is None and model is not None and "=" not in model:
+            raise ValueError(f"doctor --gpu takes CONFIG.yaml or key=value, not {model}: model.path is in a config")
+        return _doctor_gpu(config, [model, *options.overrides] if model else [], console)
     if not options.cluster:
         console.print(table(run_checks(model)))
         if config is None:
@@ -293,8 +295,11 @@ def _doctor_gpu(config: Any, overrides: list[str], console: Any) -> int:
     from rlprims.doctor import gpu
     from rlprims.reports.terminal import make_table
 
+    lines = []
     with TemporaryDirectory() as folder:
-        lines = list(gpu.try_gpu(config or gpu.made_config(Path(folder), overrides), console))
+        for line in gpu.try_gpu(config or gpu.made_config(Path(folder), overrides), console):
+            console.print(f"{line.what}: {line.found}", style="dim", highlight=False, soft_wrap=True)
+            lines.append(line)
     rows = [(gpu.MARKS[line.ok], line.what, line.found, line.meaning) for line in lines]
     styles = {"ok": "green", "no": "red"}
     console.print(make_table(("", "what", "found", "meaning"), rows, title="rlprims doctor --gpu", styles=styles))

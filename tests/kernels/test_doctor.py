@@ -30,8 +30,14 @@ def test_the_doctor_tries_a_device_and_says_what_it_found(
         assert found[f"{dtype}: log-probs beside those with padding"]["ok"]
         assert found[f"{dtype}: the same step twice"]["found"] == "the same bits"  # as it is a CPU
     assert found["bfloat16, deterministic: true"]["ok"]
+    assert "32 rows, " in found["float32: sampling"]["found"]
     page, shown = Path("doctor-gpu.md").read_text(), capsys.readouterr().out
     assert all(line["what"] in page and line["what"] in shown for line in lines)
+
+
+def test_a_model_without_a_config_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--gpu", "some/model"]) == 2
+    assert "takes CONFIG.yaml or key=value, not some/model" in capsys.readouterr().err
 
 
 @pytest.mark.slow
