@@ -101,4 +101,5 @@ def check_routes(router_logits: Tensor, routed_experts: Tensor) -> None:
     ):
         if wrong.any():
             row = int(wrong.nonzero()[0, 0])
-            raise ValueError(f"routed_experts of token {row} is {routed_experts[row].tolist()}, expected {expected}")
+            given = [int(x) for x in routed_experts[row]]
+            raise ValueError(f"routed_experts of token {row} is {given}, expected {expected}")

@@ -195,7 +195,7 @@ def test_a_stage_that_is_no_memory_is_refused_before_anything_runs(
 
 def test_pools_that_cannot_be_are_refused(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     settings["data"]["pools"] = {"hard": (0.0, -1.0)}
-    with pytest.raises(ValueError, match=r"data\.pools: pools=.*with weights >= 0"):
+    with pytest.raises(ValueError, match=r"data\.pools: pools=.*, finite, weights >= 0"):
         load(settings)
 
 
