@@ -150,7 +150,7 @@ def test_many_cases_within_a_pools_limit() -> None:
     calls = {"fn_name": "f", "inputs": [[i] for i in range(150)], "outputs": [2 * i for i in range(150)]}
     last = "x = int(input())\nprint(2 * x if x < 149 else 0)"
     # All in one process they take two seconds; on a machine with much else to do several times that.
-    with Pool(code_stdin, {"total_seconds": 50.0}, workers=1, seconds=60.0) as pool:
+    with Pool(code_stdin, {"total_seconds": 170.0}, workers=1, seconds=180.0) as pool:
         scored = pool([CODE, last, "def f(x): return 2 * x"], [many, many, calls])
     assert scored.failures == [None] * 3
     assert scored.scores.tolist() == [1, 0, 1]

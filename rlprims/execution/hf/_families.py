@@ -33,7 +33,7 @@ FUSED_HEAD_MODELS = (
 )
 """Logits = last hidden states times the head's weight, optionally with a soft cap."""
 SHARDED_MODELS = _types("""arcee bamba bitnet cohere cohere2 cwm dbrx diffllama ernie4_5 exaone4 falcon falcon_h1
-falcon_mamba gemma gemma2 gemma3_text gemma3n_text glm glm4 gpt2 gpt_neox gpt_oss granite granite_swa granitemoe_swa
+falcon_mamba gemma gemma2 gemma3_text gemma3n_text glm glm4 gpt2 gpt_oss granite granite_swa granitemoe_swa
 helium hunyuan_v1_dense hyperclovax jais2 jetmoe lfm2 llama mamba mamba2 minicpm3 ministral ministral3 mistral nanochat
 nemotron olmo olmo2 olmo3 opt phi phi3 qwen2 qwen3 qwen3_5_text seed_oss smollm3 stablelm starcoder2 vaultgemma youtu
 zamba2""")
