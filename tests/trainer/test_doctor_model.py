@@ -45,7 +45,7 @@ OF_NEWER_VERSIONS = pytest.mark.skipif(
             "kernels of the model",
             "causal-conv1d, mamba-ssm not installed: transformers uses slow",
             marks=OF_NEWER_VERSIONS,
-        ),  # fmt: skip
+        ),
         ("qwen2", {}, "kernels of the model", "none is missing"),
     ],
 )
