@@ -156,9 +156,13 @@ def _measured(config: Config, console: Any, device: torch.device) -> _Measured:
         return _Measured(batch, scores, plain, after, report, worker, *times)  # type: ignore[arg-type]
 
 
-def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) -> Iterator[Line]:
+def _local(config: Config, dtype: str, **changes: Any) -> Config:
     model = config.model.model_copy(update={"dtype": dtype})
-    config = config.model_copy(update={"model": model, "execution": "local", "replay": None})
+    return config.model_copy(update={"model": model, "execution": "local", "replay": None, **changes})
+
+
+def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) -> Iterator[Line]:
+    config = _local(config, dtype)
     again, first = (_measured(config, console, device) for _ in range(2))  # the second finds the device ready
     batch, mask, worker = first.batch, first.batch["response_mask"], first.worker
     for what, other in (("the sampler's", batch["rollout_log_probs"]), ("those with padding", first.plain)):
@@ -187,8 +191,7 @@ def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) ->
 
 
 def _deterministic(config: Config, console: Any, device: torch.device) -> Iterator[Line]:
-    change = {"model": config.model.model_copy(update={"dtype": "bfloat16"}), "execution": "local", "replay": None}
-    config = config.model_copy(update={**change, "deterministic": True})
+    config = _local(config, "bfloat16", deterministic=True)
     try:
         first, again = (_measured(config, console, device) for _ in range(2))
     finally:
