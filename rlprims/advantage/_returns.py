@@ -207,7 +207,7 @@ def turn_returns(
     """
     to_go = discounted_returns(rewards, mask, cu_seqlens, turn_ids=turn_ids, gamma=gamma)
     last = last_of_turn(turn_ids, mask, cu_seqlens)
-    return turn_sums(torch.where(last, to_go, zero_outside(rewards, mask)), turn_ids, mask, cu_seqlens)
+    return turn_sums(torch.where(last, to_go, rewards), turn_ids, mask, cu_seqlens)
 
 
 def pair_ids(first: Tensor, second: Tensor) -> Tensor:

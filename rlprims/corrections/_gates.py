@@ -118,7 +118,7 @@ def opsm(
     total = sequence_sum(difference.detach(), response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows)
     mean = total / sequence_lengths(response_mask, cu_seqlens, all_reduce_rows=all_reduce_rows).clamp(min=1)
     is_on_policy = expand_to_tokens(mean <= delta, response_mask, cu_seqlens)
-    keep = is_on_policy | (zero_outside(advantages, response_mask) >= 0)
+    keep = is_on_policy | (advantages >= 0)
     return Weights((response_mask & keep).to(difference.dtype))
 
 

@@ -123,6 +123,13 @@ def test_totals_may_be_numbers_or_tensors() -> None:
         assert seq_mean_token_sum(LOSSES, MASK, totals=totals) == pytest.approx(64 / 8)
 
 
+@pytest.mark.parametrize("aggregate", [token_mean, seq_mean_token_mean, seq_mean_token_sum])
+@pytest.mark.parametrize("count", [24, (24, 4, 1, 1), torch.tensor(24)])
+def test_a_count_without_its_name_is_no_total(aggregate, count) -> None:
+    with pytest.raises(ValueError, match=r"expected types\.Totals, .* use losses\.count_totals"):
+        aggregate(LOSSES, MASK, totals=count)
+
+
 def test_totals_of_nothing_and_of_one() -> None:
     nothing, one = Totals(tokens=0, sequences=0, groups=0), Totals(tokens=1, sequences=1, groups=1)
     none = torch.zeros_like(MASK)

@@ -49,9 +49,10 @@ def test_token_ratios() -> None:
     assert gradient == pytest.approx([0.25, 1.0])
 
 
-def test_a_larger_bound() -> None:
+def test_a_larger_bound_and_none() -> None:
     x = row(-1.0)
-    assert loss_and_gradient(x, x - math.log(4), row(-1), w_max=3.0)[1] == pytest.approx([3.0])
+    for w_max, weight in ((3.0, 3.0), (math.inf, 4.0)):
+        assert loss_and_gradient(x, x - math.log(4), row(-1), w_max=w_max)[1] == pytest.approx([weight])
 
 
 @pytest.mark.parametrize("level", ["sequence", "token"])
