@@ -97,7 +97,16 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
         from_logits(torch.zeros(1, 2), torch.tensor([0]), temperature=temperature)
 
 
-@pytest.mark.parametrize("tokens", [torch.zeros(2, dtype=torch.int64), torch.zeros(3), torch.zeros(3, 1, 1).long()])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(3),
+        torch.zeros(3, 1, 1).long(),
+        torch.tensor([0, -1, 4]),
+        torch.tensor([0, 5, 4]),
+    ],
+)
 def test_tokens_that_do_not_fit_are_refused(tokens: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="token_ids"):
         from_logits(torch.zeros(3, 5), tokens)

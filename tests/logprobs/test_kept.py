@@ -322,6 +322,12 @@ def test_a_wrong_kind_of_sets_is_an_error() -> None:
         ask(SamplingSupport(torch.tensor([0]), torch.tensor([0, 1])))
     with pytest.raises(ValueError, match=r"kept.offsets run from 0 to 2, expected 0 to 1"):
         ask(SamplingSupport(torch.tensor([0]), torch.tensor([0, 1, 2])))
+    with pytest.raises(ValueError, match=r"kept.offsets run from 0 to 1, expected 0 to 1, .* never to decrease"):
+        from_logits(
+            torch.zeros(3, 3), torch.zeros(3).long(), SamplingSupport(torch.tensor([0]), torch.tensor([0, 1, 0, 1]))
+        )
+    with pytest.raises(ValueError, match=r"kept.ids are in \[-1, 0\]"):
+        ask(SamplingSupport(torch.tensor([0, -1]), torch.tensor([0, 1, 2])))
     with pytest.raises(ValueError, match=r"kept.ids are in \[0, 3\], expected ids of the 3 logits: \[0, 2\]"):
         ask(SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 1, 2])))
     with pytest.raises(ValueError, match="expected integers"):
