@@ -76,7 +76,11 @@ def _named(path: Path) -> list[Path]:
     if not folder.is_dir():
         return _about(path.parent.name)
     word = re.compile(rf"\b({'|'.join(sorted(public_names(path)))})\b")
-    return [p for p in sorted(folder.glob("test_*.py")) if word.search(p.read_text())]
+    named = {p for p in folder.glob("test_*.py") if word.search(p.read_text())}
+    if not path.stem.startswith("_"):  # it is imported by its own name too, and from anywhere
+        module = f"from rlprims.{path.parent.name}.{path.stem} import "
+        named |= {p for p in TESTS.rglob("test_*.py") if module in p.read_text()}
+    return sorted(named)
 
 
 def _about(module: str) -> list[Path]:
