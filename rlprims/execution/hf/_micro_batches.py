@@ -1,6 +1,7 @@
 """The parts of a batch: the rows of each rank, and micro-batches within a token budget."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -12,9 +13,9 @@ from rlprims.algorithms import Algorithm, step_counts
 from rlprims.batching import micro_batches, prefix_tree
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, kept_of
-from rlprims.execution.hf._forward import with_places
+from rlprims.execution.hf._forward import LAYOUT, with_places
 from rlprims.execution.hf._models import load_causal_lm, usable_device
-from rlprims.execution.hf._packed import packed_micro_batches
+from rlprims.execution.hf._packed import Layout, packed_micro_batches
 from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes
 from rlprims.grouping import dense_ids, rows_by_label
 from rlprims.types import SamplingSupport, Totals
@@ -105,19 +106,40 @@ def parts_of(
         if routes is not None and len(batch):
             tokens = tree_ids(tokens, routes, device)
             tensors["tree_ids"] = tokens
-        parts = packed_micro_batches(prefix_tree(tokens, attention).nodes, labels, max_tokens=budget)
+        plan = _packed_plan if routes is None else _packed_plan.__wrapped__  # layouts with routes are not kept
+        parts, layouts = plan(_Rows(tokens, attention), width, labels and tuple(labels), budget)
     else:
-        parts = micro_batches(prompts, responses, labels, max_tokens=budget)
+        parts, layouts = micro_batches(prompts, responses, labels, max_tokens=budget), {}
     count = ranks.largest(len(parts))  # before the first forward pass, in which the ranks wait for each other
-    for i, rows in enumerate(parts, start=1):
-        dense = {name: dense_ids(x[rows]) for name, x in ids.items()}
-        part = with_places({**_trimmed(tensors, rows, kept, routes), **dense}, packing=packing)
-        yield Part(rows, _sent(part, device), i == count)
-    for i in range(len(parts) + 1, count + 1):
-        part = _trimmed(tensors, [0], kept, routes)
-        dense = {name: torch.zeros_like(part[name]) for name in ids}
-        part = with_places({**part, **dense, **without_tokens(part)}, packing=packing)
-        yield Part([], _sent(part, device), i == count)
+    for i, rows in enumerate(parts + [[]] * (count - len(parts))):
+        part = _trimmed(tensors, rows or [0], kept, routes)
+        part |= {name: dense_ids(part[name]) for name in ids} | ({} if rows else without_tokens(part))
+        placed = with_places(part, packing=packing, layout=layouts.get(i))
+        if packing and rows:
+            layouts[i] = placed[LAYOUT]
+        yield Part(rows, _sent(placed, device), i == count - 1)
+
+
+class _Rows:
+    """The tokens of rows, −1 as padding. Objects with the same numbers are equal."""
+
+    def __init__(self, tokens: Tensor, mask: Tensor) -> None:
+        self.tokens = torch.where(mask, tokens, -1)
+
+    def __hash__(self) -> int:
+        return hash(self.tokens.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rows) and torch.equal(self.tokens, other.tokens)
+
+
+@lru_cache(maxsize=1)
+def _packed_plan(
+    rows: _Rows, prompt_width: int, labels: tuple[Hashable, ...] | None, max_tokens: int
+) -> tuple[list[list[int]], dict[int, Layout]]:
+    """Micro-batches, and a place for their layouts by number: the passes over a batch share them."""
+    nodes = prefix_tree(rows.tokens, rows.tokens >= 0).nodes
+    return packed_micro_batches(nodes, labels, max_tokens=max_tokens), {}
 
 
 def _sent(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
