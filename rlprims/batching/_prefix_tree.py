@@ -1,15 +1,13 @@
 """A tree of rows with common prefixes, in which each shared token is stored once."""
 
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlprims.masking import check_tensors
-
-Tokens: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class PrefixTree(NamedTuple):
@@ -82,7 +80,8 @@ def prefix_tree(token_ids: Tensor, attention_mask: Tensor) -> PrefixTree:
     rows = [ids[mask] for ids, mask in zip(token_ids.cpu().numpy(), is_token, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: rows[i].astype(">i8").tobytes())  # these bytes sort as the numbers
     before = (np.zeros(0, np.int64), *(rows[i] for i in order))
-    shared = [_common(*pair) for pair in pairwise(before)]  # the tokens that a row has in common with the one before it
+    # The tokens that each has in common with the row before it: the first difference, at the latest the end of a row.
+    shared = [int(np.append(x[: len(y)] != y[: len(x)], True).argmax()) for x, y in pairwise(before)]
     nodes, path = np.full(is_token.shape, -1), np.full(is_token.shape[1] + 1, -1)  # the root, and the nodes of a row
     own, count = [np.zeros((3, 0), np.int64)], 0
     for i, begin in zip(order, shared, strict=True):
@@ -99,10 +98,3 @@ def prefix_tree(token_ids: Tensor, attention_mask: Tensor) -> PrefixTree:
         end, next_begin = first, begin
     tokens, *others = (torch.from_numpy(x).to(token_ids.device) for x in (*np.concatenate(own, 1), ends, nodes))
     return PrefixTree(tokens.to(token_ids.dtype), *others)
-
-
-def _common(one: Tokens, other: Tokens) -> int:
-    """The length of the longest common prefix."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    return int(differs.argmax()) if differs.any() else length

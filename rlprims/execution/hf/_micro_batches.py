@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -86,11 +87,12 @@ class Part(NamedTuple):
 
 
 def parts_of(
-    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool, together: str | None = None
+    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool | None, together: str | None = None
 ) -> Iterator[Part]:
     """Micro-batches within the token budget, the same number on every rank.
 
-    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch.
+    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch. With ``packing``
+    None, as a critic needs it, the micro-batches have no places of :func:`with_places`.
     """
     device = usable_device(model)
     routes = batch[ROUTES] if model.replay_routes and ROUTES in batch else None
@@ -107,39 +109,27 @@ def parts_of(
             tokens = tree_ids(tokens, routes, device)
             tensors["tree_ids"] = tokens
         plan = _packed_plan if routes is None else _packed_plan.__wrapped__  # layouts with routes are not kept
-        parts, layouts = plan(_Rows(tokens, attention), width, labels and tuple(labels), budget)
+        known = torch.where(attention, tokens, -1).numpy().tobytes()
+        parts, layouts = plan(known, tokens.shape[1], width, labels and tuple(labels), budget)
     else:
         parts, layouts = micro_batches(prompts, responses, labels, max_tokens=budget), {}
     count = ranks.largest(len(parts))  # before the first forward pass, in which the ranks wait for each other
     for i, rows in enumerate(parts + [[]] * (count - len(parts))):
         part = _trimmed(tensors, rows or [0], kept, routes)
         part |= {name: dense_ids(part[name]) for name in ids} | ({} if rows else without_tokens(part))
-        placed = with_places(part, packing=packing, layout=layouts.get(i))
+        placed = part if packing is None else with_places(part, packing=packing, layout=layouts.get(i))
         if packing and rows:
-            layouts[i] = placed[LAYOUT]
+            layouts[i] = placed[LAYOUT]  # type: ignore[assignment]
         yield Part(rows, _sent(placed, device), i == count - 1)
-
-
-class _Rows:
-    """The tokens of rows, −1 as padding. Objects with the same numbers are equal."""
-
-    def __init__(self, tokens: Tensor, mask: Tensor) -> None:
-        self.tokens = torch.where(mask, tokens, -1)
-
-    def __hash__(self) -> int:
-        return hash(self.tokens.shape)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rows) and torch.equal(self.tokens, other.tokens)
 
 
 @lru_cache(maxsize=1)
 def _packed_plan(
-    rows: _Rows, prompt_width: int, labels: tuple[Hashable, ...] | None, max_tokens: int
+    tokens: bytes, width: int, prompt_width: int, labels: tuple[Hashable, ...] | None, max_tokens: int
 ) -> tuple[list[list[int]], dict[int, Layout]]:
-    """Micro-batches, and a place for their layouts by number: the passes over a batch share them."""
-    nodes = prefix_tree(rows.tokens, rows.tokens >= 0).nodes
-    return packed_micro_batches(nodes, labels, max_tokens=max_tokens), {}
+    """Micro-batches, and a place for their layouts by number, which the passes over a batch share. Padding is −1."""
+    rows = torch.from_numpy(np.frombuffer(tokens, np.int64).reshape(-1, width).copy())
+    return packed_micro_batches(prefix_tree(rows, rows >= 0).nodes, labels, max_tokens=max_tokens), {}
 
 
 def _sent(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
