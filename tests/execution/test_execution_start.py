@@ -95,24 +95,24 @@ def test_a_start_goes_on_while_a_worker_works():
         def ping(self):
             pass
 
-        @reports_work()
-        def build(self, works):
-            for _ in range(9):
-                end = time.monotonic() + 1
-                while works and time.monotonic() < end:
-                    pass
-                time.sleep(max(0.0, end - time.monotonic()))
+        def build(self, works, seconds):
+            with reports_work():
+                for _ in range(seconds):
+                    end = time.monotonic() + 1
+                    while works and time.monotonic() < end:
+                        pass
+                    time.sleep(max(0.0, end - time.monotonic()))
             return "built"
 
     connect(None, cpus=64)
     worker = ray.remote(Worker).remote()
     ray.get(worker.ping.remote())
-    build = lambda works: fetch(worker.build.remote(works), "rank 1", math.inf)  # noqa: E731
-    assert start(lambda: build(True), 6.0, time.monotonic()) == "built"
+    build = lambda *how: fetch(worker.build.remote(*how), "rank 1", math.inf)  # noqa: E731
+    assert start(lambda: build(True, 10), 6.0, time.monotonic()) == "built"
     with pytest.raises(
         ExecutionError, match=r"rank 1: nothing went on for .*=6 s; process .* is in .*Worker.build of .*start"
     ):
-        start(lambda: build(False), 6.0, time.monotonic())
+        start(lambda: build(False, 60), 6.0, time.monotonic())
     ray.kill(worker)
 
 

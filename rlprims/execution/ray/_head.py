@@ -45,10 +45,13 @@ class ClusterLost(ExecutionError):
 
 
 class _Start:
-    """A start that ends at ``end``, by the monotonic clock, which progress moves."""
+    """A start ends at ``end``, by the monotonic clock. Progress moves the end."""
 
     def __init__(self, seconds: float, begun: float) -> None:
         self.seconds, self.end, self.looked, self.reports = seconds, begun + seconds, begun, list[list[str]]()
+
+    def goes_on(self) -> None:
+        self.end = time.monotonic() + self.seconds
 
     def look(self) -> None:
         """Move the end if a worker has worked since the last look."""
@@ -58,7 +61,7 @@ class _Start:
         keys = internal_kv._internal_kv_list(_key_of_reports())
         self.reports = [x.decode().split(" ", 1) for x in map(internal_kv._internal_kv_get, keys) if x]
         if [times for times, _ in self.reports] != before:
-            self.end = self.looked + self.seconds
+            self.goes_on()
 
     def failure(self, what: str) -> ExecutionError:
         seen = "".join(f"; {where}" for _, where in self.reports)
@@ -125,7 +128,8 @@ def _end() -> None:
 
 HEAD = ClusterHead()
 atexit.register(_end)
-_START: ContextVar[_Start | None] = ContextVar("start", default=None)
+START = ContextVar("start", default=_Start(math.inf, math.inf))  # noqa: B039
+"""The start that this thread is in. The default is none: it has no end."""
 
 
 def start(function: Callable[[], T], seconds: float, begun: float) -> T:
@@ -136,7 +140,7 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
     limit = _Start(seconds, begun)
 
     def limited() -> T:
-        _START.set(limit)
+        START.set(limit)
         return function()
 
     outcome = in_thread(limited)
@@ -153,18 +157,6 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
         raise
 
 
-def end_of_start() -> float:
-    """Return the time at which this thread must end its waits: infinity, except in a start."""
-    limit = _START.get()
-    return limit.end if limit else math.inf
-
-
-def went_on() -> None:
-    """Begin the time of this thread's start anew, if there is one."""
-    if limit := _START.get():
-        limit.end = time.monotonic() + limit.seconds
-
-
 def wait(refs: Sequence[Any], timeout: float, who: str) -> tuple[list[Any], list[Any]]:
     """Wait until a call is complete; returns the complete calls, none after ``timeout``, and the others.
 
@@ -172,18 +164,17 @@ def wait(refs: Sequence[Any], timeout: float, who: str) -> tuple[list[Any], list
         ClusterLost: the head of the cluster was lost.
         ExecutionError: nothing goes on in a start.
     """
-    end = time.monotonic() + timeout
+    end, limit = time.monotonic() + timeout, START.get()
     while True:
         HEAD.check()
-        left = min(end, end_of_start()) - time.monotonic()
+        left = min(end, limit.end) - time.monotonic()
         done, waiting = ray.wait(list(refs), timeout=max(0.0, min(left, _WAIT_SLICE)))
         if done:
-            went_on()
+            limit.goes_on()
             return done, waiting
-        if limit := _START.get():
-            limit.look()
-            if time.monotonic() >= limit.end:
-                raise limit.failure(f"no answer from {who}")
+        limit.look()
+        if time.monotonic() >= limit.end:
+            raise limit.failure(f"no answer from {who}")
         if time.monotonic() >= end:
             return done, waiting
 

@@ -193,8 +193,8 @@ class Rollouts:
         log.warning("%s; it is replaced%s", reason, f"; details: {details}" if details else "")
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
-        begin = partial(fetch, building, self.name_of(rank), math.inf)
-        start(begin, self.cluster.start_timeout, time.monotonic())
+        begun = partial(fetch, building, self.name_of(rank), math.inf)
+        start(begun, self.cluster.start_timeout, time.monotonic())
         for failure in self._deliver({rank: self.workers[rank]}).values():
             raise failure
         self._verify(rank, *self._ask(rank))

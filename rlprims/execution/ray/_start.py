@@ -15,7 +15,7 @@ from rlprims.execution._ray_config import PoolConfig, backend_of
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray._cluster import Say, environment_of_workers
 from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
-from rlprims.execution.ray._head import HEAD, end_of_start, went_on
+from rlprims.execution.ray._head import HEAD, START
 from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._worker_group import Pending, Place, WorkerGroup
@@ -133,7 +133,7 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     try:
         while not group.wait(min(1.0, timeout)):  # it polls, because Ctrl-C cannot interrupt a wait in Ray
             HEAD.check()
-            if time.monotonic() >= end_of_start():  # Ray raises no error for a group without room
+            if time.monotonic() >= START.get().end:  # Ray raises no error for a group without room
                 raise ExecutionError(
                     f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the "
                     f"cluster has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
@@ -141,7 +141,7 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
         remove_placement_group(group)
         raise
-    went_on()
+    START.get().goes_on()
     return group
 
 
