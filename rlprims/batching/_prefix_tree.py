@@ -1,7 +1,9 @@
 """A tree of rows with common prefixes, in which each shared token is stored once."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,31 +76,25 @@ def prefix_tree(token_ids: Tensor, attention_mask: Tensor) -> PrefixTree:
             f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}, expected bool "
             f"{tuple(token_ids.shape)}, like token_ids: use attention_mask.bool()"
         )
-    column = torch.arange(token_ids.shape[1], device=token_ids.device)
-    tokens_first = (~attention_mask).long().argsort(dim=1, stable=True)
-    is_token = column < attention_mask.sum(1, keepdim=True)
-    left_aligned = torch.where(is_token, token_ids.gather(1, tokens_first), -1)
-    rows, row_of = torch.unique(left_aligned, dim=0, return_inverse=True)  # sorted: a prefix of a row comes before it
-    lengths = (rows >= 0).sum(1)
-    shared = (rows[1:] == rows[:-1]).long().cumprod(1).sum(1)  # the tokens that a row shares with the row before it
-    shared = torch.cat([shared.new_zeros(min(len(rows), 1)), shared])
-    own = lengths - shared
-    first = own.cumsum(0) - own
-    # A shared token belongs to the last earlier row that has it among its own tokens.
-    row = torch.arange(len(rows), device=token_ids.device)[:, None]
-    owner = torch.where(column >= shared[:, None], row, 0)
-    owner = owner.cummax(0).values if len(rows) else owner
-    nodes = first[owner] + column - shared[owner]
-    is_used = column < lengths[:, None]
-    is_own = is_used & (column >= shared[:, None])
-    before = torch.cat([torch.full_like(nodes[:, :1], -1), nodes[:, :-1]], 1)
-    row_end = (first + own)[:, None].expand_as(nodes)
-    ends = nodes.new_zeros(int(own.sum())).scatter_reduce(0, nodes[is_used], row_end[is_used], "amax")
-    aligned_column = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-    return PrefixTree(
-        token_ids=rows[is_own],
-        position_ids=column.expand_as(nodes)[is_own],
-        parents=before[is_own],
-        ends=ends,
-        nodes=torch.where(attention_mask, nodes[row_of].gather(1, aligned_column), -1),
-    )
+    is_token = attention_mask.cpu().numpy()
+    rows = [ids[mask] for ids, mask in zip(token_ids.cpu().numpy(), is_token, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: rows[i].astype(">i8").tobytes())  # these bytes sort as the numbers
+    before = (np.zeros(0, np.int64), *(rows[i] for i in order))
+    # The tokens that each has in common with the row before it: the first difference, at the latest the end of a row.
+    shared = [int(np.append(x[: len(y)] != y[: len(x)], True).argmax()) for x, y in pairwise(before)]
+    nodes, path = np.full(is_token.shape, -1), np.full(is_token.shape[1] + 1, -1)  # the root, and the nodes of a row
+    own, count = [np.zeros((3, 0), np.int64)], 0
+    for i, begin in zip(order, shared, strict=True):
+        place = np.arange(begin, len(rows[i]))
+        path[place + 1] = place + (count - begin)
+        nodes[i, is_token[i]] = path[1 : len(rows[i]) + 1]
+        own.append(np.stack([rows[i][begin:], place, path[place]]))
+        count += len(place)
+    ends, end_of, end, next_begin = np.zeros(count, np.int64), np.zeros_like(path), count, 0
+    for i, begin in zip(reversed(order), reversed(shared), strict=True):
+        end_of[next_begin : len(rows[i])] = end
+        first = end - (len(rows[i]) - begin)
+        ends[first:end] = end_of[begin : len(rows[i])]
+        end, next_begin = first, begin
+    tokens, *others = (torch.from_numpy(x).to(token_ids.device) for x in (*np.concatenate(own, 1), ends, nodes))
+    return PrefixTree(tokens.to(token_ids.dtype), *others)

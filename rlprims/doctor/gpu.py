@@ -90,12 +90,14 @@ def try_gpu(config: Config, console: Any) -> Iterator[Line]:
     """Compare and time the parts of a run on the device of the config. An error is a finding."""
     device = device_of(config.model)
     yield Line("device", _name(device), None, "")
-    for section in (_kernels, _in_float32, _in_bfloat16, _deterministic, _one_card):
+    parts: dict[str, Callable[..., Iterator[Line]]] = {"kernels": _kernels}
+    parts |= {f"in {dtype}": partial(_in_dtype, dtype) for dtype in ("float32", "bfloat16")}
+    for name, section in (parts | {"deterministic": _deterministic, "one card": _one_card}).items():
         try:
             yield from section(config, console, device)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            yield Line(section.__name__.strip("_").replace("_", " "), reason, False, "report it with this page")
+            yield Line(name, reason, False, "report it with this page")
 
 
 def _name(device: torch.device) -> str:
@@ -116,20 +118,12 @@ def _kernels(config: Config, console: Any, device: torch.device) -> Iterator[Lin
             yield Line(f"kernel {name} beside its formula", text, found.difference <= check.TOLERANCE, now)
 
 
-def _in_float32(config: Config, console: Any, device: torch.device) -> Iterator[Line]:
-    yield from _in_dtype("float32", config, console, device)
-
-
-def _in_bfloat16(config: Config, console: Any, device: torch.device) -> Iterator[Line]:
-    yield from _in_dtype("bfloat16", config, console, device)
-
-
 class _Measured(NamedTuple):
     """One pass over sampling, scores and an update, from the first weights."""
 
     batch: DataProto
     scores: Tensor
-    plain: Tensor
+    plain: Tensor  # the scores with padding, or the scores themselves if not asked for
     after: Tensor  # the scores after the update
     report: UpdateReport
     worker: WorkerReport
@@ -138,7 +132,7 @@ class _Measured(NamedTuple):
     updating: tuple[float, int | None]
 
 
-def _measured(config: Config, console: Any, device: torch.device) -> _Measured:
+def _measured(config: Config, console: Any, device: torch.device, *, plain: bool = False) -> _Measured:
     parts = build(config, console)
     execution: Any = parts.execution
     with closing(execution):
@@ -149,11 +143,11 @@ def _measured(config: Config, console: Any, device: torch.device) -> _Measured:
         sample = partial(execution.generate, rows, config.sampling, seed=0, prompt_width=None)
         batch, *sampling = _timed(sample, device)
         scores, *scoring = _timed(partial(execution.log_probs, batch), device)
-        plain = execution.log_probs(batch, plain=True)
+        padded = execution.log_probs(batch, plain=True) if plain else scores
         report, *updating = _timed(partial(execution.update, ready(batch), reinforce()), device)
         [worker] = execution.reports()
         after, times = execution.log_probs(batch), (tuple(sampling), tuple(scoring), tuple(updating))
-        return _Measured(batch, scores, plain, after, report, worker, *times)  # type: ignore[arg-type]
+        return _Measured(batch, scores, padded, after, report, worker, *times)  # type: ignore[arg-type]
 
 
 def _local(config: Config, dtype: str, **changes: Any) -> Config:
@@ -163,7 +157,7 @@ def _local(config: Config, dtype: str, **changes: Any) -> Config:
 
 def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) -> Iterator[Line]:
     config = _local(config, dtype)
-    again, first = (_measured(config, console, device) for _ in range(2))  # the second finds the device ready
+    again, first = (_measured(config, console, device, plain=i == 1) for i in range(2))  # the second is warm
     batch, mask, worker = first.batch, first.batch["response_mask"], first.worker
     for what, other in (("the sampler's", batch["rollout_log_probs"]), ("those with padding", first.plain)):
         apart = (first.scores - other)[mask].abs()

@@ -86,7 +86,9 @@ class RayConfig(_Config):
         default=None, description="true: vLLM without CUDA graphs; null: with them if there is a GPU"
     )
     engine_options: dict[str, Any] = Field(default={}, description="other options of vLLM, as its EngineArgs name them")
-    start_timeout: float = Field(default=300.0, gt=0, description="seconds until every worker is placed and ready")
+    start_timeout: float = Field(
+        default=300.0, gt=0, description="seconds in which no worker is placed, works or is ready"
+    )
     call_timeout: float = Field(
         default=1800.0,
         gt=0,

@@ -1,13 +1,16 @@
 """Which cluster a run is on: the one that is named, or its own; and what it says where there is none."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rlprims.execution import ModelConfig
 
@@ -190,3 +193,30 @@ def test_models_are_found_from_any_working_directory(tmp_path: Path, monkeypatch
     assert (whole.reference, whole.reward) == ("of/a-hub", None)
     assert whole.teacher == {"sums": str(tmp_path / "taught"), "of": "of/a-hub"}
     assert with_whole_paths(whole) == whole
+
+
+def test_ranks_on_gpus_name_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL itself needs a GPU; a Ray worker sees its own as the first."""
+    from rlprims.execution.ray._fsdp import join
+
+    joined: list[Any] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **how: joined.append((backend, how)))
+    for device in ("cuda", "cpu"):
+        listener = socket.create_server(("127.0.0.1", 0))
+        join(0, 1, listener.getsockname(), listener, device=device, timeout=10.0)
+    (_, cuda), (_, cpu) = joined
+    assert cuda["device_id"] == torch.device("cuda", 0)
+    assert cpu["device_id"] is None
+
+
+def test_workers_get_the_drivers_settings_of_nccl_but_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlprims.execution.ray._cluster import environment_of_workers
+
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HF_HOME", "EDITOR"):
+        monkeypatch.setenv(name, "some")
+    found = environment_of_workers(on_cpu=True)
+    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == found["HF_HOME"] == "some"
+    assert not {"CUDA_VISIBLE_DEVICES", "HF_TOKEN", "EDITOR"} & found.keys()
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert environment_of_workers(on_cpu=True)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment_of_workers(on_cpu=False)

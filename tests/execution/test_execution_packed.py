@@ -6,6 +6,7 @@ import torch
 from rlprims import algorithms
 from rlprims.batching import prefix_tree
 from rlprims.execution import ModelConfig
+from rlprims.execution.hf import _micro_batches, _packed
 from rlprims.execution.hf._families import PACKED_MODELS
 from rlprims.execution.hf._forward import _before_responses
 from rlprims.execution.hf._packed import packed_layout, packed_micro_batches, use_packing
@@ -140,6 +141,31 @@ def test_equal_rows_are_read_once(model_path):
     batch = training_batch(execution).select_idxs([0] * 8)
     prompt, response = len(tiny.tokenizer().encode("1+2=")), int(batch["response_mask"][0].sum())
     assert shapes_of(execution, batch) == [(1, prompt + response - 1)]
+
+
+def test_the_passes_over_a_batch_share_its_plan(model_path, monkeypatch):
+    """Reference, policy and update sort the rows once; with another token or another prompt they do it again."""
+    trees, algorithm = [], algorithms.grpo(kl_coef=0.1)
+    for module in (_packed, _micro_batches):
+        monkeypatch.setattr(module, "prefix_tree", lambda *rows: trees.append(rows) or prefix_tree(*rows))
+    execution = local(model_path, algorithm, max_tokens_per_micro_batch=60)
+    batch = training_batch(execution)
+    one = execution.log_probs(batch)
+    assert (made := len(trees)) > 3
+    batch["ref_log_probs"] = execution.log_probs(batch, reference=True)
+    execution.update(batch, algorithm)
+    assert len(trees) == made
+    other = batch[:]
+    other["responses"] = other["responses"].clone()
+    other["responses"][0, 0] += 1
+    execution.log_probs(other)
+    assert len(trees) > made
+    shorter = other[:]  # the same rows, but the last token of the prompts is now a response token
+    shorter["prompts"], shorter["responses"] = torch.cat([other["prompts"], other["responses"]], 1).split(
+        [other["prompts"].shape[1] - 1, one.shape[1] + 1], 1
+    )
+    shorter["response_mask"] = torch.nn.functional.pad(other["response_mask"], (1, 0), value=True)
+    assert execution.log_probs(shorter).shape[1] == one.shape[1] + 1
 
 
 def test_micro_batches_count_a_shared_token_once():

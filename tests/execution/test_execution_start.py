@@ -1,6 +1,7 @@
 """A start of a cluster that fails, in time and with nothing left behind; and the end of one that nobody holds."""
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -77,9 +78,42 @@ def test_a_start_has_one_limit_for_all_that_it_waits_for(tied):
             fetch(never, "rank 2", 1.0)
         fetch(never, "rank 3", 240.0)
 
-    with pytest.raises(ExecutionError, match=r"no answer from rank 3 within ray.start_timeout=4 s"):
+    with pytest.raises(ExecutionError, match=r"no answer from rank 3: nothing went on for ray.start_timeout=4 s"):
         start(waits, 4.0, begun)
     assert 4.0 <= time.monotonic() - begun < 60
+
+
+def test_a_start_goes_on_while_a_worker_works():
+    """For longer than ``start_timeout``; one that only sleeps ends it, and the message says where it sleeps."""
+    import ray
+
+    from rlprims.execution.ray._calls import fetch
+    from rlprims.execution.ray._cluster import connect
+    from rlprims.execution.ray._head import reports_work, start
+
+    class Worker:
+        def ping(self):
+            pass
+
+        def build(self, works, seconds):
+            with reports_work():
+                for _ in range(seconds):
+                    end = time.monotonic() + 1
+                    while works and time.monotonic() < end:
+                        pass
+                    time.sleep(max(0.0, end - time.monotonic()))
+            return "built"
+
+    connect(None, cpus=64)
+    worker = ray.remote(Worker).remote()
+    ray.get(worker.ping.remote())
+    build = lambda *how: fetch(worker.build.remote(*how), "rank 1", math.inf)  # noqa: E731
+    assert start(lambda: build(True, 10), 6.0, time.monotonic()) == "built"
+    with pytest.raises(
+        ExecutionError, match=r"rank 1: nothing went on for .*=6 s; process .* is in .*Worker.build of .*start"
+    ):
+        start(lambda: build(False, 60), 6.0, time.monotonic())
+    ray.kill(worker)
 
 
 @pytest.mark.release

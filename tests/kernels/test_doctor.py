@@ -8,6 +8,7 @@ import torch
 
 from rlprims.cli import main
 from rlprims.doctor import gpu, installation
+from rlprims.execution.local import LocalExecution
 from rlprims.kernels import ACCELERATED
 
 
@@ -15,6 +16,8 @@ from rlprims.kernels import ACCELERATED
 def test_the_doctor_tries_a_device_and_says_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    padded, log_probs = [], LocalExecution.log_probs
+    monkeypatch.setattr(LocalExecution, "log_probs", lambda *x, **how: padded.append(how) or log_probs(*x, **how))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "220")
     monkeypatch.setenv("RLPRIMS_KERNELS", "linear_log_probs")
@@ -31,6 +34,7 @@ def test_the_doctor_tries_a_device_and_says_what_it_found(
         assert found[f"{dtype}: the same step twice"]["found"] == "the same bits"  # as it is a CPU
     assert found["bfloat16, deterministic: true"]["ok"]
     assert "32 rows, " in found["float32: sampling"]["found"]
+    assert sum("plain" in how for how in padded) == 2  # it is shown once for each dtype
     page, shown = Path("doctor-gpu.md").read_text(), capsys.readouterr().out
     assert all(line["what"] in page and line["what"] in shown for line in lines)
 
@@ -44,7 +48,7 @@ def test_a_model_without_a_config_is_refused(capsys: pytest.CaptureFixture[str])
 def test_an_error_is_a_finding_and_the_rest_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu.made_config(tmp_path, ["sampling.max_new_tokens=4", "model.device=cpu"])
 
-    def fails(*args: object) -> None:
+    def fails(*args: object, **options: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access\nand more")
 
     monkeypatch.setattr(gpu, "_measured", fails)

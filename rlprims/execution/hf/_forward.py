@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlprims.algorithms import Algorithm, ObjectiveTerm, objective_parts
 from rlprims.execution.hf._alone import check_lengths
 from rlprims.execution.hf._families import FUSED_HEAD_MODELS
-from rlprims.execution.hf._packed import packed_inputs, packed_layout
+from rlprims.execution.hf._packed import Layout, packed_inputs, packed_layout
 from rlprims.execution.hf._routes import ROUTES
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import SamplingSupport, token_wise
@@ -176,7 +176,7 @@ def last_token_scores(classifier: nn.Module, batch: dict[str, Tensor]) -> Tensor
     return scores[:, 0].float()
 
 
-def with_places(batch: dict[str, Any], *, packing: bool) -> dict[str, Any]:
+def with_places(batch: dict[str, Any], *, packing: bool, layout: Layout | None = None) -> dict[str, Any]:
     """The batch with ``answers``, int64 (M,), the places of its attended response tokens, and with its layout.
 
     They have as many elements as there are tokens. On a device the process would wait for these numbers.
@@ -185,7 +185,7 @@ def with_places(batch: dict[str, Any], *, packing: bool) -> dict[str, Any]:
         return batch
     attended = batch["attention_mask"][:, batch["prompts"].shape[1] :].bool()
     places = {ANSWERS: rearrange(attended, "b t -> (b t)").nonzero()[:, 0]}
-    return {**batch, **places, **({LAYOUT: packed_layout(batch)} if packing else {})}
+    return {**batch, **places, **({LAYOUT: layout or packed_layout(batch)} if packing else {})}
 
 
 def _before_responses(

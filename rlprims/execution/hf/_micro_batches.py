@@ -1,8 +1,10 @@
 """The parts of a batch: the rows of each rank, and micro-batches within a token budget."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -12,9 +14,9 @@ from rlprims.algorithms import Algorithm, step_counts
 from rlprims.batching import micro_batches, prefix_tree
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, kept_of
-from rlprims.execution.hf._forward import with_places
+from rlprims.execution.hf._forward import LAYOUT, with_places
 from rlprims.execution.hf._models import load_causal_lm, usable_device
-from rlprims.execution.hf._packed import packed_micro_batches
+from rlprims.execution.hf._packed import Layout, packed_micro_batches
 from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes
 from rlprims.grouping import dense_ids, rows_by_label
 from rlprims.types import SamplingSupport, Totals
@@ -85,11 +87,12 @@ class Part(NamedTuple):
 
 
 def parts_of(
-    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool, together: str | None = None
+    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool | None, together: str | None = None
 ) -> Iterator[Part]:
     """Micro-batches within the token budget, the same number on every rank.
 
-    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch.
+    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch. With ``packing``
+    None, as a critic needs it, the micro-batches have no places of :func:`with_places`.
     """
     device = usable_device(model)
     routes = batch[ROUTES] if model.replay_routes and ROUTES in batch else None
@@ -105,19 +108,28 @@ def parts_of(
         if routes is not None and len(batch):
             tokens = tree_ids(tokens, routes, device)
             tensors["tree_ids"] = tokens
-        parts = packed_micro_batches(prefix_tree(tokens, attention).nodes, labels, max_tokens=budget)
+        plan = _packed_plan if routes is None else _packed_plan.__wrapped__  # layouts with routes are not kept
+        known = torch.where(attention, tokens, -1).numpy().tobytes()
+        parts, layouts = plan(known, tokens.shape[1], width, labels and tuple(labels), budget)
     else:
-        parts = micro_batches(prompts, responses, labels, max_tokens=budget)
+        parts, layouts = micro_batches(prompts, responses, labels, max_tokens=budget), {}
     count = ranks.largest(len(parts))  # before the first forward pass, in which the ranks wait for each other
-    for i, rows in enumerate(parts, start=1):
-        dense = {name: dense_ids(x[rows]) for name, x in ids.items()}
-        part = with_places({**_trimmed(tensors, rows, kept, routes), **dense}, packing=packing)
-        yield Part(rows, _sent(part, device), i == count)
-    for i in range(len(parts) + 1, count + 1):
-        part = _trimmed(tensors, [0], kept, routes)
-        dense = {name: torch.zeros_like(part[name]) for name in ids}
-        part = with_places({**part, **dense, **without_tokens(part)}, packing=packing)
-        yield Part([], _sent(part, device), i == count)
+    for i, rows in enumerate(parts + [[]] * (count - len(parts))):
+        part = _trimmed(tensors, rows or [0], kept, routes)
+        part |= {name: dense_ids(part[name]) for name in ids} | ({} if rows else without_tokens(part))
+        placed = part if packing is None else with_places(part, packing=packing, layout=layouts.get(i))
+        if packing and rows:
+            layouts[i] = placed[LAYOUT]  # type: ignore[assignment]
+        yield Part(rows, _sent(placed, device), i == count - 1)
+
+
+@lru_cache(maxsize=1)
+def _packed_plan(
+    tokens: bytes, width: int, prompt_width: int, labels: tuple[Hashable, ...] | None, max_tokens: int
+) -> tuple[list[list[int]], dict[int, Layout]]:
+    """Micro-batches, and a place for their layouts by number, which the passes over a batch share. Padding is −1."""
+    rows = torch.from_numpy(np.frombuffer(tokens, np.int64).reshape(-1, width).copy())
+    return packed_micro_batches(prefix_tree(rows, rows >= 0).nodes, labels, max_tokens=max_tokens), {}
 
 
 def _sent(part: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -6,7 +6,7 @@ it gathers them by a :class:`Layout`, and is registered with transformers under 
 """
 
 from collections.abc import Hashable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,18 +50,17 @@ class Layout(NamedTuple):
     tokens: Tensor  # (S,), which of the N tokens is in each slot, in the order of the row; 0 after its end
     slots: Tensor  # (N,), one slot of each token
     predicting: Tensor  # (M,), the token before each attended response token, row after row
-    attended: Tensor  # (B, T), the attended response tokens
     routes: Tensor | None  # (N, L, K), the recorded experts
     nodes: Tensor  # (B, P+T), which of the N tokens each token of the rows is, or -1
 
 
 def packed_layout(batch: dict[str, Tensor]) -> Layout:
-    """The layout of rows, which share a token only if it also has the same ``tree_ids``, if the batch has them."""
+    """The layout of rows, on the CPU: a token is shared only if it has the same ``tree_ids``, if the batch has them."""
     prompts, responses, attention = batch["prompts"], batch["responses"], batch["attention_mask"].bool()
-    in_prompt, attended = attention[:, : prompts.shape[1]], attention[:, prompts.shape[1] :]
+    width = prompts.shape[1]
+    in_prompt, attended = attention[:, :width], attention[:, width:]
     prompt_lengths, response_lengths = in_prompt.sum(-1), (attended.sum(-1) - 1).clamp(min=0)
-    j = torch.arange(responses.shape[1], device=prompts.device)
-    is_read = torch.cat([in_prompt, j < response_lengths[:, None]], 1)
+    is_read = torch.cat([in_prompt, torch.arange(responses.shape[1]) < response_lengths[:, None]], 1)
     tokens = torch.cat([prompts, responses], 1)
     tree = prefix_tree(batch.get("tree_ids", tokens), is_read)
 
@@ -70,26 +69,22 @@ def packed_layout(batch: dict[str, Tensor]) -> Layout:
         nodes[tree.nodes[is_read]] = x[is_read]
         return nodes
 
-    row_lengths = prompt_lengths + response_lengths
-    order = row_lengths.argsort(descending=True)
+    row_lengths, nodes = prompt_lengths + response_lengths, tree.nodes.numpy()
+    order = row_lengths.argsort(descending=True).tolist()
     widths = _block_widths(row_lengths[order].tolist())
-    width = torch.tensor(widths, device=prompts.device)
-    row = order.repeat_interleave(width)
-    column = torch.arange(len(row), device=prompts.device) - (width.cumsum(0) - width).repeat_interleave(width)
-    is_used = column < row_lengths[row]
-    place = (prompts.shape[1] - prompt_lengths[row] + column).clamp(max=is_read.shape[1] - 1)
-    token = tree.nodes[row, place]
-    used_slots = is_used.nonzero()[:, 0]
-    slots = torch.zeros_like(tree.token_ids)
-    slots[token[used_slots]] = used_slots  # a shared token has several slots, and any of them can be used
+    in_slots, slots = np.zeros(sum(widths), np.int64), np.zeros(len(tree.token_ids), np.int64)
+    for row, begin in zip(order, accumulate(widths, initial=0), strict=False):
+        first, length = width - int(prompt_lengths[row]), int(row_lengths[row])
+        path = nodes[row, first : first + length]
+        in_slots[begin : begin + length] = path
+        slots[path] = np.arange(begin, begin + length)  # a shared token has several, and any of them can be used
     return Layout(
-        input_ids=of_nodes(tokens)[None],
+        input_ids=(of_nodes(tokens) if "tree_ids" in batch else tree.token_ids)[None],
         position_ids=tree.position_ids[None],
         blocks=[(len(list(rows)), block_width) for block_width, rows in groupby(widths)],
-        tokens=torch.where(is_used, token, 0),
-        slots=slots,
-        predicting=tree.nodes[:, prompts.shape[1] - 1 : -1][attended],
-        attended=attended,
+        tokens=torch.from_numpy(in_slots),
+        slots=torch.from_numpy(slots),
+        predicting=torch.from_numpy(nodes[:, width - 1 : -1][attended.numpy()]),
         routes=of_nodes(batch[ROUTES]) if ROUTES in batch else None,
         nodes=tree.nodes,
     )
@@ -111,7 +106,7 @@ def packed_inputs(layout: Layout) -> dict[str, Any]:
         "layout": layout,
         # transformers passes on a mask of four dimensions unchanged, and the packed attention does not use it.
         # Without one transformers would make a mask of (N, N).
-        "attention_mask": layout.attended.new_ones(1, 1, 1, 1),
+        "attention_mask": layout.input_ids.new_ones(1, 1, 1, 1, dtype=torch.bool),
     }
 
 
@@ -125,10 +120,15 @@ def packed_micro_batches(
     units = [[row] for row in range(len(nodes))] if labels is None else rows_by_label(labels)
     parts: list[list[int]] = []
     used, numbers = 0, nodes.cpu().numpy()
-    last_part = np.full(numbers.max(initial=-1) + 1, -1)  # the last part with each token
-    for rows in units:
-        tokens = np.unique(numbers[rows])
-        tokens = tokens[tokens >= 0]
+    last_unit = np.full(numbers.max(initial=-1) + 1, -1)  # with each token
+    last_part = last_unit.copy()
+    for unit, rows in enumerate(units):
+        own = []  # of each row, the tokens that no row of the unit before it has
+        for row in rows:
+            read = numbers[row][numbers[row] >= 0]
+            own.append(read[last_unit[read] != unit])
+            last_unit[own[-1]] = unit
+        tokens = np.concatenate(own)
         whole, cost = len(tokens), int((last_part[tokens] != len(parts) - 1).sum())
         if whole > max_tokens:
             what = f"row {rows[0]} has" if len(rows) == 1 else f"the group or rollout of row {rows[0]} has"

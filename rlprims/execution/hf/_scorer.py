@@ -59,7 +59,12 @@ class Scorer:
 
 @torch.no_grad()
 def per_token(
-    batch: DataProto, forward: Callable[[dict[str, Tensor]], Tensor], model: ModelConfig, ranks: Ranks, *, packing: bool
+    batch: DataProto,
+    forward: Callable[[dict[str, Tensor]], Tensor],
+    model: ModelConfig,
+    ranks: Ranks,
+    *,
+    packing: bool | None,
 ) -> Tensor:
     """(B, T): a number for each response token, computed in micro-batches; 0 elsewhere."""
     result = torch.zeros(batch["response_mask"].shape)

@@ -38,6 +38,8 @@ _DRIVER_ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",  # otherwise Ray may kill a worker because other processes use memory
     "RAY_task_events_report_interval_ms": "0",  # otherwise the GCS keeps a record of each of 100,000 calls
 }
+_PASSED_ON = re.compile(r"(NCCL|GLOO|PYTORCH|CUDA|HF)_(?!VISIBLE_DEVICES|TOKEN)")
+"""The variables of the driver that workers get, too. Ray sets CUDA_VISIBLE_DEVICES, and HF_TOKEN is a secret."""
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _LOOPBACK = "if its head listens on loopback only, set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
 _CONNECTING = 15.0
@@ -46,6 +48,12 @@ _CONNECTING = 15.0
 T = TypeVar("T")
 Say: TypeAlias = Callable[[str], None]
 """Shows the progress of a start to a person."""
+
+
+def environment_of_workers(on_cpu: bool) -> dict[str, str]:
+    """The variables of a worker; the driver's own are stronger."""
+    chosen = {name: value for name, value in os.environ.items() if _PASSED_ON.match(name)}
+    return {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu else {}), **chosen}
 
 
 def in_thread(function: Callable[[], T]) -> Future[T]:

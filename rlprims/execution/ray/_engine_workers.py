@@ -18,6 +18,7 @@ from rlprims.execution._observed import Observed, metered
 from rlprims.execution.hf._models import check_vocabularies
 from rlprims.execution.ray._calls import everywhere, first, split
 from rlprims.execution.ray._engine import ModelEngine, without_collection
+from rlprims.execution.ray._head import reports_work
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED
 
@@ -65,6 +66,7 @@ class RolloutWorker(Observed):
         self._steady.set()
 
     @first
+    @reports_work()
     def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
         """Load the engine. ``backend`` is the backend by which it receives whole weights."""
         torch.set_num_threads(1)
@@ -188,6 +190,7 @@ class TeacherWorker(Observed):
         self.engine: VllmScorer | None = None
 
     @everywhere
+    @reports_work()
     def build(self, cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
         """Load the teacher, if the algorithm has one."""
         torch.set_num_threads(1)

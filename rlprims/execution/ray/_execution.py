@@ -81,6 +81,7 @@ class RayExecution:
         begun_here = connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say)
         HEAD.session = begun_here or HEAD.session
 
+        HEAD.watch()
         begin = partial(self._start, cluster, model, optimizer, run, say)
         self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))
         if cluster.address or os.environ.get("RAY_ADDRESS"):

@@ -41,7 +41,8 @@ def join(
     # The store gets a socket, because the one that it would open itself would listen on every interface.
     mine = {"is_master": True, "master_listen_fd": listener.detach()} if listener is not None else {"is_master": False}
     store = dist.TCPStore(*address, world_size=size, timeout=limit, **mine)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    own = torch.device("cuda:0") if device == "cuda" else None  # NCCL need not guess it at the first collective
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=own)
 
 
 def time_all_reduce(size: int, device: torch.device) -> tuple[str, float, bool]:

@@ -1,4 +1,4 @@
-"""Wait for workers, and notice if the cluster's head is lost, or if a start takes too long.
+"""Wait for workers, and notice if the cluster's head is lost, or if nothing goes on in a start.
 
 Without its head (the GCS) Ray starts no worker and reports no death of one; after a minute it ends the driver.
 """
@@ -10,20 +10,24 @@ import os
 import shutil
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait as wait_for
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import psutil  # Ray brings it
 import ray
+from ray.experimental import internal_kv
 from ray.util.client import ray as client
 
 from rlprims.execution import ExecutionError
 from rlprims.execution.ray._cluster import in_thread
 
 _CHECK_INTERVAL = 2.0
-"""Seconds between two connections to the head."""
+"""Seconds between two connections to the head, and between two reports of a worker that starts."""
 _WAIT_SLICE = 0.5
 """Seconds of a wait without a look at the head."""
 _RELEASE_SECONDS = 10.0
@@ -41,10 +45,27 @@ class ClusterLost(ExecutionError):
 
 
 class _Start:
-    """The time at which a start must be complete, by the monotonic clock."""
+    """A start ends at ``end``, by the monotonic clock. Progress moves the end."""
 
     def __init__(self, seconds: float, begun: float) -> None:
-        self.seconds, self.end = seconds, begun + seconds
+        self.seconds, self.end, self.looked, self.reports = seconds, begun + seconds, begun, list[list[str]]()
+
+    def goes_on(self) -> None:
+        self.end = time.monotonic() + self.seconds
+
+    def look(self) -> None:
+        """Move the end if a worker has worked since the last look."""
+        if time.monotonic() < self.looked + _CHECK_INTERVAL:
+            return
+        before, self.looked = [times for times, _ in self.reports], time.monotonic()
+        keys = internal_kv._internal_kv_list(_key_of_reports())
+        self.reports = [x.decode().split(" ", 1) for x in map(internal_kv._internal_kv_get, keys) if x]
+        if [times for times, _ in self.reports] != before:
+            self.goes_on()
+
+    def failure(self, what: str) -> ExecutionError:
+        seen = "".join(f"; {where}" for _, where in self.reports)
+        return ExecutionError(f"{what}: nothing went on for ray.start_timeout={self.seconds:g} s{seen}{_lost_nodes()}")
 
 
 class ClusterHead:
@@ -107,19 +128,19 @@ def _end() -> None:
 
 HEAD = ClusterHead()
 atexit.register(_end)
-_START: ContextVar[_Start | None] = ContextVar("start", default=None)
+START = ContextVar("start", default=_Start(math.inf, math.inf))  # noqa: B039
+"""The start that this thread is in. The default is none: it has no end."""
 
 
 def start(function: Callable[[], T], seconds: float, begun: float) -> T:
-    """Call a function that starts workers; it must be complete ``seconds`` after ``begun``, by the monotonic clock.
+    """Call a function that starts workers; it ends after ``seconds`` without progress, the first of them at ``begun``.
 
     It runs in a thread, because nothing can interrupt a call of Ray that waits for the head. Errors: as :func:`wait`.
     """
     limit = _Start(seconds, begun)
-    HEAD.watch()
 
     def limited() -> T:
-        _START.set(limit)
+        START.set(limit)
         return function()
 
     outcome = in_thread(limited)
@@ -127,19 +148,13 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
         while not wait_for([outcome], timeout=_WAIT_SLICE).done:
             HEAD.check()
             if time.monotonic() >= limit.end + _RELEASE_SECONDS:
-                raise ExecutionError(f"Ray does not answer within ray.start_timeout={seconds:g} s{_lost_nodes()}")
+                raise limit.failure("Ray does not answer")
         return outcome.result()
     except BaseException:  # Ctrl-C, too
-        limit.end = -math.inf  # the function waits no longer, and releases what it has
+        limit.seconds = limit.end = -math.inf  # the function waits no longer, and releases what it has
         if not HEAD.lost:
             wait_for([outcome], timeout=_RELEASE_SECONDS)
         raise
-
-
-def end_of_start() -> float:
-    """Return the time at which this thread must end its waits: infinity, except in a start."""
-    limit = _START.get()
-    return limit.end if limit else math.inf
 
 
 def wait(refs: Sequence[Any], timeout: float, who: str) -> tuple[list[Any], list[Any]]:
@@ -147,20 +162,59 @@ def wait(refs: Sequence[Any], timeout: float, who: str) -> tuple[list[Any], list
 
     Raises:
         ClusterLost: the head of the cluster was lost.
-        ExecutionError: a start takes too long.
+        ExecutionError: nothing goes on in a start.
     """
-    end = time.monotonic() + timeout
+    end, limit = time.monotonic() + timeout, START.get()
     while True:
         HEAD.check()
-        left = min(end, end_of_start()) - time.monotonic()
+        left = min(end, limit.end) - time.monotonic()
         done, waiting = ray.wait(list(refs), timeout=max(0.0, min(left, _WAIT_SLICE)))
         if done:
+            limit.goes_on()
             return done, waiting
-        limit = _START.get()
-        if limit and time.monotonic() >= limit.end:
-            raise ExecutionError(f"no answer from {who} within ray.start_timeout={limit.seconds:g} s{_lost_nodes()}")
+        limit.look()
+        if time.monotonic() >= limit.end:
+            raise limit.failure(f"no answer from {who}")
         if time.monotonic() >= end:
             return done, waiting
+
+
+@contextmanager
+def reports_work() -> Iterator[None]:
+    """Decorates a method of an actor in a start. While it runs, a thread reports whether the process works, and where.
+
+    The reports are in the key-value store of the head, because the actor answers no call meanwhile.
+    """
+    caller, ended = threading.get_ident(), threading.Event()
+
+    def report() -> None:
+        key, work, times = _key_of_reports() + ray.get_runtime_context().get_actor_id(), _work(), 0
+        while not ended.wait(_CHECK_INTERVAL):
+            before, work = work, _work()
+            times += work - before > 0.1 * _CHECK_INTERVAL  # Ray's own threads use 0.01 of a core
+            code = sys._current_frames()[caller].f_code
+            where = f"process {os.getpid()} is in {code.co_qualname} of {code.co_filename}"
+            internal_kv._internal_kv_put(key, f"{times} {where}")
+        internal_kv._internal_kv_del(key)
+
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _key_of_reports() -> str:
+    return f"rlprims {ray.get_runtime_context().get_job_id()} "
+
+
+def _work() -> float:
+    """Seconds of CPU time of this process and its children, and one for each 50 MB that they read from a disk."""
+    work = -time.thread_time()  # of the thread that reports
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            work += sum(process.cpu_times()[:4]) + process.io_counters().read_bytes / 50e6
+    return work
 
 
 def _lost_nodes() -> str:

@@ -1,9 +1,11 @@
 """The rollout workers, as the driver uses them: their weights, their replacement, and the devices that they share."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import ray
@@ -12,6 +14,7 @@ from rlprims._files import details_of
 from rlprims.data_proto import DataProto
 from rlprims.execution import RayConfig, Sampling
 from rlprims.execution.ray._calls import WorkerError, WorkerLost, fetch, settled
+from rlprims.execution.ray._head import start
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._transfer import BrokenWith, Failures, name_of
 from rlprims.execution.ray._wire import Sums
@@ -91,8 +94,7 @@ class Rollouts:
         self.one_at_a_time = threading.RLock()  # for transfers of weights, and streams that end before one
         started = [start(rank) for rank in range(count)]
         self.workers = [worker for worker, _ in started]
-        timeout = cluster.start_timeout
-        built = [fetch(building, self.name_of(rank), timeout) for rank, (_, building) in enumerate(started)]
+        built = [fetch(building, self.name_of(rank), math.inf) for rank, (_, building) in enumerate(started)]
         self.frees_memory = all(engine.frees_memory for engine in built)  # whether engines free memory when they sleep
         self.joins = all(engine.joins for engine in built)
         # Twice what an engine samples at once, so that it does not wait for the driver; 0: one call at a time.
@@ -191,7 +193,8 @@ class Rollouts:
         log.warning("%s; it is replaced%s", reason, f"; details: {details}" if details else "")
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
-        fetch(building, self.name_of(rank), self.cluster.start_timeout)
+        begun = partial(fetch, building, self.name_of(rank), math.inf)
+        start(begun, self.cluster.start_timeout, time.monotonic())
         for failure in self._deliver({rank: self.workers[rank]}).values():
             raise failure
         self._verify(rank, *self._ask(rank))

@@ -1,5 +1,6 @@
 """The start of an execution on a cluster: placement groups for the pools, and the workers of each."""
 
+import math
 import time
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -12,9 +13,9 @@ from rlprims.algorithms import Algorithm
 from rlprims.execution import ExecutionError, ModelConfig, OptimizerConfig, RayConfig, RunNeeds
 from rlprims.execution._ray_config import PoolConfig, backend_of
 from rlprims.execution.hf._models import device_of
-from rlprims.execution.ray._cluster import CPU_ENVIRONMENT, WORKER_ENVIRONMENT, Say
+from rlprims.execution.ray._cluster import Say, environment_of_workers
 from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
-from rlprims.execution.ray._head import HEAD, end_of_start
+from rlprims.execution.ray._head import HEAD, START
 from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
 from rlprims.execution.ray._training_worker import TrainingWorker
 from rlprims.execution.ray._worker_group import Pending, Place, WorkerGroup
@@ -57,7 +58,7 @@ def start_workers(
         scoring = start_teacher(cluster, model, run["algorithm"], places, held)
     pools, window = start_training(cluster, model, optimizer, run, places, held)
     if scoring is not None:
-        scoring.result(cluster.start_timeout)
+        scoring.result(math.inf)
     if cluster.colocate:
         pools["main"].call(TrainingWorker.offload).result()
 
@@ -81,7 +82,7 @@ def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> di
     for name, pool in cluster.all_pools.items():
         room = reserve(pool, timeout=cluster.start_timeout)
         held.callback(remove_placement_group, room)
-        environment = {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu and not pool.gpus else {})}
+        environment = environment_of_workers(on_cpu and not pool.gpus)
         share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine share a bundle
         places[name] = Place(room, bundles_of(room, pool), pool.cpus * share, pool.gpus * share, environment)
     return places
@@ -107,10 +108,10 @@ def start_training(
         groups[name] = WorkerGroup(TrainingWorker, count, place, name=shown, timeout=timeout, same_rows=same_rows)
         held.callback(groups[name].stop)
     for name, group in groups.items():
-        address = group.call(TrainingWorker.address).result(cluster.start_timeout)
+        address = group.call(TrainingWorker.address).result(math.inf)
         mine = [role for role, pool in roles.items() if pool == name]
         building[name] = group.call(TrainingWorker.build, address, cluster, model, optimizer, run, mine)
-    windows = {name: pending.result(cluster.start_timeout)[0] for name, pending in building.items()}
+    windows = {name: pending.result(math.inf)[0] for name, pending in building.items()}
     return groups, windows["main"]
 
 
@@ -129,11 +130,10 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     """Reserve a placement group with one bundle for each worker; an ExecutionError if the cluster has no room."""
     bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
     group = placement_group([bundle] * pool.workers, strategy=pool.placement)
-    end = time.monotonic() + timeout
     try:
         while not group.wait(min(1.0, timeout)):  # it polls, because Ctrl-C cannot interrupt a wait in Ray
             HEAD.check()
-            if time.monotonic() >= min(end, end_of_start()):  # Ray raises no error for a group without room
+            if time.monotonic() >= START.get().end:  # Ray raises no error for a group without room
                 raise ExecutionError(
                     f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the "
                     f"cluster has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
@@ -141,6 +141,7 @@ def reserve(pool: PoolConfig, *, timeout: float) -> Any:
     except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
         remove_placement_group(group)
         raise
+    START.get().goes_on()
     return group
 
 

@@ -19,6 +19,7 @@ from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._training import of_training
 from rlprims.execution.ray import _checkpoint, _fsdp
 from rlprims.execution.ray._calls import everywhere, first, split
+from rlprims.execution.ray._head import reports_work
 from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED, SCORED_BY_POLICY
@@ -44,6 +45,7 @@ class TrainingWorker(Observed):
         return host, port
 
     @everywhere
+    @reports_work()
     def build(
         self,
         address: tuple[str, int],
