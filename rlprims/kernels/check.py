@@ -1,12 +1,11 @@
 """Compare each kernel with its formula here: outputs, gradients, time. Import the modules of the formulas first."""
 
 from collections.abc import Callable
-from statistics import median
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from rlprims.kernels import ACCELERATED
 
@@ -64,7 +63,7 @@ def compare(name: str, module: str, device: torch.device) -> Comparison:
     functions = [accelerated.formula, accelerated.kernel(module)]
     expected, got = (_outputs_and_gradients(function, arguments) for function in functions)
     difference = max(_difference(x, y) for x, y in zip(got, expected, strict=True))
-    return Comparison(difference, *(_seconds(function, arguments, device) for function in functions))
+    return Comparison(difference, *(_seconds(function, arguments) for function in functions))
 
 
 def _outputs_and_gradients(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -82,15 +81,6 @@ def _difference(x: Tensor, y: Tensor) -> float:
     return float((x - y).abs().max() / largest)
 
 
-def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device) -> float:
-    """The median of five runs."""
-
-    def run() -> float:
-        start = perf_counter()
-        _outputs_and_gradients(function, arguments)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return perf_counter() - start
-
-    run()
-    return median(run() for _ in range(5))
+def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+    timer = Timer("run(*given)", globals={"run": _outputs_and_gradients, "given": (function, arguments)})
+    return timer.blocked_autorange(min_run_time=0.1).median  # it waits for the device

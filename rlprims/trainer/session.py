@@ -85,9 +85,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any
     except ModuleNotFoundError as error:
         raise ValueError(f"execution: ray needs {error.name}: rlprims doctor says how to install it") from None
 
-    def say(progress: str) -> None:
-        console.print(progress, style="dim", highlight=False, soft_wrap=True)
-
+    say = partial(console.print, style="dim", highlight=False, soft_wrap=True)
     try:
         return RayExecution(config.ray, model, config.optimizer, tokenizer=tokenizer, say=say, **run)
     except ExecutionError as error:

@@ -97,17 +97,6 @@ def test_a_pass_over_a_micro_batch_waits_for_no_size(
         assert counter.count <= (0 if packing else 2)
 
 
-def test_a_critic_gets_no_places_of_log_probs(tmp_path: Path) -> None:
-    execution: Any = local(tiny.save_model(tmp_path), algorithms.ppo(), fused_head=True)
-    batch, training, seen = training_batch(execution), execution.training, []
-    training.critic.module.register_forward_pre_hook(lambda *_: seen.append(1))
-    names = [part.data.keys() for part in training._parts(batch, None, None)]
-    assert names
-    assert all("answers" not in each and "layout" not in each for each in names)
-    execution.values(batch)
-    assert seen
-
-
 def test_a_sampled_token_waits_twice(tmp_path: Path) -> None:
     """For the number of rows that go on, and where transformers asks whether a mask has padding."""
     execution: Any = local(tiny.save_model(tmp_path), algorithms.grpo(kl_coef=0.0))

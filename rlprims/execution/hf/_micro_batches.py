@@ -87,12 +87,11 @@ class Part(NamedTuple):
 
 
 def parts_of(
-    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool | None, together: str | None = None
+    batch: DataProto, model: ModelConfig, ranks: Ranks, *, packing: bool, together: str | None = None
 ) -> Iterator[Part]:
     """Micro-batches within the token budget, the same number on every rank.
 
-    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch. With ``packing``
-    None, as a critic needs it, the micro-batches have no places of :func:`with_places`.
+    Rows with the same id in the column ``together``, if the batch has it, are in one micro-batch.
     """
     device = usable_device(model)
     routes = batch[ROUTES] if model.replay_routes and ROUTES in batch else None
@@ -109,7 +108,7 @@ def parts_of(
             tokens = tree_ids(tokens, routes, device)
             tensors["tree_ids"] = tokens
         plan = _packed_plan if routes is None else _packed_plan.__wrapped__  # layouts with routes are not kept
-        known = torch.where(attention, tokens, -1).numpy().tobytes()
+        known = torch.where(attention, tokens, -1).long().numpy().tobytes()
         parts, layouts = plan(known, tokens.shape[1], width, labels and tuple(labels), budget)
     else:
         parts, layouts = micro_batches(prompts, responses, labels, max_tokens=budget), {}
@@ -117,9 +116,9 @@ def parts_of(
     for i, rows in enumerate(parts + [[]] * (count - len(parts))):
         part = _trimmed(tensors, rows or [0], kept, routes)
         part |= {name: dense_ids(part[name]) for name in ids} | ({} if rows else without_tokens(part))
-        placed = part if packing is None else with_places(part, packing=packing, layout=layouts.get(i))
+        placed = with_places(part, packing=packing, layout=layouts.get(i))
         if packing and rows:
-            layouts[i] = placed[LAYOUT]  # type: ignore[assignment]
+            layouts[i] = placed[LAYOUT]
         yield Part(rows, _sent(placed, device), i == count - 1)
 
 

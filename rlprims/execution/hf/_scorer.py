@@ -59,12 +59,7 @@ class Scorer:
 
 @torch.no_grad()
 def per_token(
-    batch: DataProto,
-    forward: Callable[[dict[str, Tensor]], Tensor],
-    model: ModelConfig,
-    ranks: Ranks,
-    *,
-    packing: bool | None,
+    batch: DataProto, forward: Callable[[dict[str, Tensor]], Tensor], model: ModelConfig, ranks: Ranks, *, packing: bool
 ) -> Tensor:
     """(B, T): a number for each response token, computed in micro-batches; 0 elsewhere."""
     result = torch.zeros(batch["response_mask"].shape)

@@ -124,7 +124,7 @@ class Training:
     def values(self, batch: DataProto) -> Tensor:
         """(B, T): the value of the state in which each response token was sampled."""
         forward = partial(response_values, self._loaded_critic().module)
-        return per_token(without_routes(batch), forward, self.model, self.ranks, packing=None)
+        return per_token(without_routes(batch), forward, self.model, self.ranks, packing=False)
 
     def update(self, batch: DataProto, algorithm: Algorithm, totals: StepTotals) -> UpdateReport:
         """One optimizer step of the policy. Loss and metrics are this rank's share of those of the whole step."""
@@ -154,7 +154,7 @@ class Training:
         def forward(part: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
             return value_objective(algorithm, {**part, "new_values": response_values(critic.module, part)}), {}
 
-        parts = self._parts(without_routes(batch), None, algorithm.together)
+        parts = self._parts(without_routes(batch), False, algorithm.together)
         return optimizer_step(critic, parts, totals, forward, self.ranks)
 
     def save_followers(self, directory: Path) -> None:
@@ -184,7 +184,7 @@ class Training:
         is_on = self.model.router_aux_loss_coef > 0
         return with_router_loss(forward, parts, self._policy_scorer()) if is_on else forward
 
-    def _parts(self, batch: DataProto, packing: bool | None, together: str | None) -> Iterator[Part]:
+    def _parts(self, batch: DataProto, packing: bool, together: str | None) -> Iterator[Part]:
         return parts_of(batch, self.model, self.ranks, packing=packing, together=together)
 
     def _scorer(self, module: nn.Module, plain: bool = False) -> Scorer:

@@ -6,12 +6,12 @@ import re
 import secrets
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from rlprims._event_loop import in_daemon
 from rlprims.execution import ExecutionError
 
 WORKER_ENVIRONMENT = {
@@ -59,14 +59,7 @@ def environment_of_workers(on_cpu: bool) -> dict[str, str]:
 def in_thread(function: Callable[[], T]) -> Future[T]:
     """Call a function in a thread of its own, so that this thread can react to Ctrl-C and to a timeout."""
     outcome = Future[T]()
-
-    def run() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    in_daemon(function, outcome)
     return outcome
 
 

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-import psutil  # Ray brings it
 import ray
 from ray.experimental import internal_kv
 from ray.util.client import ray as client
@@ -210,6 +209,8 @@ def _key_of_reports() -> str:
 
 def _work() -> float:
     """Seconds of CPU time of this process and its children, and one for each 50 MB that they read from a disk."""
+    import psutil  # Ray brings it
+
     work = -time.thread_time()  # of the thread that reports
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with suppress(psutil.Error):  # it has ended
