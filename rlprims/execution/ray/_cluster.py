@@ -39,7 +39,6 @@ _DRIVER_ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",  # otherwise the GCS keeps a record of each of 100,000 calls
 }
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
-_LOOPBACK = "if its head listens on loopback only, set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
 _CONNECTING = 15.0
 """Seconds to wait for a TCP connection to the cluster's address."""
 
@@ -123,21 +122,44 @@ def _join(address: str, named: str, timeout: float) -> None:
 
     shown = f"{named}={address}"
     other = "start one there by 'ray start --head'; without this setting the run starts its own"
-    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", address)
-    if match:
-        try:
-            socket.create_connection((match[1], int(match[2])), min(timeout, _CONNECTING)).close()
-        except (OSError, OverflowError) as error:
-            raise ExecutionError(f"{shown}: no Ray cluster is there ({error}); {other}") from None
     options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
+        if (silent := _silence(address, min(timeout, _CONNECTING))) is not None:
+            raise ExecutionError(f"{shown}: {silent}; {other}")
         in_thread(lambda: ray.init(**options)).result(timeout)
+    except ExecutionError:
+        raise
     except TimeoutError:
-        raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {_LOOPBACK}; {other}") from None
+        raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {other}") from None
     except Exception as error:
         if "RAY_AUTH_MODE" not in os.environ:  # Ray sends its token to an address only if this is set
             other = f"if the cluster has a token, set RAY_AUTH_MODE=token; otherwise {other}"
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from error
+
+
+def _silence(address: str, timeout: float) -> str | None:
+    """Why nobody listens where Ray will look, which is not on loopback unless its variable is set; None if one does."""
+    from ray._private import services
+
+    if address == "auto":
+        address = services.get_ray_address_from_environment(address, None)
+    there = address if "://" in address else services.canonicalize_bootstrap_address(address)
+    if (error := _connection_error(there, timeout)) is None:
+        return None
+    if there != address and _connection_error(address, timeout) is None:
+        return f"the cluster at {address} is on loopback only: to join it, set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
+    return f"no Ray cluster is there ({error})"
+
+
+def _connection_error(address: str, timeout: float) -> Exception | None:
+    """The error of a TCP connection; None without one, or if the address is not that of a host and a port."""
+    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", address)
+    try:
+        if match:
+            socket.create_connection((match[1], int(match[2])), timeout).close()
+    except (OSError, OverflowError) as error:
+        return error
+    return None
 
 
 def _first_line(error: Exception) -> str:
