@@ -30,7 +30,7 @@ FAULTS = [
     ("^ray::TrainingWorker", signal.SIGKILL, {2}, "of 2 died (its process was killed or crashed: "),
     ("gcs_server", signal.SIGKILL, {2}, "the head of the Ray cluster at"),
     ("raylet/raylet", signal.SIGKILL, {1, 2}, ""),  # Ray ends a driver that writes to the store of a lost node
-    ("^ray::TrainingWorker", signal.SIGSTOP, {2}, "training"),
+    ("^ray::TrainingWorker", signal.SIGSTOP, {2}, "answered no ping within 5 s: its process is stopped, or hangs"),
 ]
 """Which process, the signal, the run's exit codes, and what it says."""
 
@@ -134,7 +134,7 @@ def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
 def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, faults: list[tuple[str, int, set[int], str]]
 ) -> None:
-    """One run that loses a rank, Ray's head and its node; at last a rank hangs, which the timeout finds."""
+    """One run that loses a rank, Ray's head and its node; at last a rank hangs, which answers no ping."""
     path = tmp_path / "run"
     start = command("train", config, f"run_dir={path}")
     for number, (victim, sent, codes, said) in enumerate(faults):
@@ -149,8 +149,8 @@ def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
         assert sent != signal.SIGSTOP or time.monotonic() - begun < 60
         run.leaves_nobody()
         hangs_next = number + 1 < len(faults) and faults[number + 1][1] == signal.SIGSTOP
-        start = command("resume", path, f"ray.training_timeout={10 if hangs_next else 60}")
-    rlprims("resume", path, "ray.training_timeout=60")
+        start = command("resume", path, f"ray.heartbeat_timeout={10 if hangs_next else 60}")
+    rlprims("resume", path, "ray.heartbeat_timeout=60")
     assert metrics_of(path) == undisturbed
 
 
