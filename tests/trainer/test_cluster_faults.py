@@ -108,17 +108,21 @@ class Run:
         until(lambda: not alive(part), seconds=30, what=f"the end of {[self.processes[pid] for pid in alive(part)]}")
 
 
-def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
+def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nothing(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    path = tmp_path / "run"
-    run = Run(command("train", config, f"run_dir={path}", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"), path)
+    path, temporary = tmp_path / "run", tmp_path / "temporary"
+    temporary.mkdir()
+    start = command("train", config, f"run_dir={path}", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}")
+    run = Run(start, path, TMPDIR=str(temporary), RAY_TMPDIR="/tmp")
+    assert list(temporary.glob("*/vllm*"))
     found = listening(run.processes)
     assert {pid for _, pid in found} >= {*run.pids("^ray::TrainingWorker"), *run.pids("^ray::RolloutWorker")}
     assert [(where, run.processes[pid]) for where, pid in found if where not in LOOPBACK] == []
     run.process.kill()
     run.process.wait()
     run.leaves_nobody()
+    until(lambda: not list(temporary.iterdir()), seconds=30, what=f"no file of an engine's in {temporary}")
     rlprims("resume", run.path, "ray.engine=hf")
     for ours, theirs in zip(metrics_of(run.path), undisturbed, strict=True):
         assert ours.pop("kind") == theirs["kind"]
@@ -332,7 +336,8 @@ def test_a_head_that_is_lost_during_the_start_is_told_in_a_line(config: Path, tm
     assert time.monotonic() - begun < 50
     assert run.returncode == 2, errors
     assert re.fullmatch(
-        r"error: execution: ray did not start: the head of the Ray cluster at \S+ was lost: .*\n", errors
+        r"the logs of .*/logs\nerror: execution: ray did not start: the head of the Ray cluster at \S+ was lost: .*\n",
+        errors,
     )
     assert not (tmp_path / "run").exists()
     part = [pid for pid, command in processes.items() if re.search(r"^ray::\w+Worker|raylet/raylet|rlprims", command)]
@@ -359,7 +364,8 @@ def test_an_engine_that_does_not_start_is_told_in_a_line(config: Path, tmp_path:
     environment = os.environ | {"TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}
     run = subprocess.run(start, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert run.returncode == 2, run.stderr
-    told, where = run.stderr.splitlines()
+    kept, told, where = run.stderr.splitlines()
+    assert list(Path(kept.partition(" are kept: ")[2]).glob("worker-*")), kept
     assert told.startswith("error: execution: ray did not start: rollout worker 0 of 1: No common block size for 17")
     assert "_vllm.py" in Path(where.removeprefix("details: ")).read_text()
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,8 @@
 """The engine of transformers, which shows what a rollout worker needs of an engine."""
 
 import gc
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -114,9 +116,22 @@ def _copy(weights: Iterable[tuple[str, Tensor]], missing: dict[str, nn.Parameter
         raise ValueError(f"no weights came for {sorted(missing)[:3]}")
 
 
+_REMOVE = 'exec 3<&0; (trap "" HUP INT TERM; read end <&3; rm -rf "$0") >/dev/null 2>&1 &'
+_pipes = list[Any]()
+
+
+def _use_own_folder() -> None:
+    """Write temporary files into a folder that a process of its own removes when this one has ended, even by a kill."""
+    tempfile.tempdir = folder = tempfile.mkdtemp(prefix="rlprims-engine-")
+    child = subprocess.Popen(["/bin/sh", "-c", _REMOVE, folder], stdin=subprocess.PIPE, start_new_session=True)
+    child.wait()  # the process that waits is no child, because Ray kills those
+    _pipes.append(child.stdin)
+
+
 @contextmanager
-def without_collection() -> Iterator[None]:
+def importing_vllm() -> Iterator[None]:
     """During the import of vLLM, garbage collection would take a quarter of the start time."""
+    _use_own_folder()
     gc.disable()
     try:
         yield

@@ -17,7 +17,7 @@ from rlprims.execution import ModelConfig, RayConfig, Sampling, Work
 from rlprims.execution._observed import Observed, metered
 from rlprims.execution.hf._models import check_vocabularies
 from rlprims.execution.ray._calls import everywhere, first, split
-from rlprims.execution.ray._engine import ModelEngine, without_collection
+from rlprims.execution.ray._engine import ModelEngine, importing_vllm
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED
 
@@ -72,7 +72,7 @@ class RolloutWorker(Observed):
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)
         else:
-            with without_collection():
+            with importing_vllm():
                 from rlprims.execution.ray._vllm import VllmEngine
             self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
@@ -194,7 +194,7 @@ class TeacherWorker(Observed):
         if not algorithm.needs_teacher:
             return
         check_vocabularies(model)
-        with without_collection():
+        with importing_vllm():
             from rlprims.execution.ray._vllm_scorer import VllmScorer
         (path,) = model.teachers.values()
         self.engine = VllmScorer(path, model, cluster)

@@ -82,7 +82,11 @@ class RayExecution:
         HEAD.session = begun_here or HEAD.session
 
         begin = partial(self._start, cluster, model, optimizer, run, say)
-        self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))
+        try:
+            self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))
+        except BaseException as error:
+            HEAD.ended(failed=not isinstance(error, KeyboardInterrupt))
+            raise
         if cluster.address or os.environ.get("RAY_ADDRESS"):
             HEAD.restarts()
         self._release.atexit = False  # at exit Ray ends its processes itself
@@ -208,9 +212,7 @@ class RayExecution:
 
     def close(self) -> None:
         self._release()
-        HEAD.failed = sys.exc_info()[0] is not None
-        if HEAD.failed and HEAD.session is not None:
-            log.warning("the logs of the run's cluster are kept: %s/logs", HEAD.session)
+        HEAD.ended(failed=sys.exc_info()[0] is not None)
 
     def _measured(self, group: WorkerGroup, method: Callable[..., R], batch: DataProto, **options: Any) -> R:
         if group is self.trainers:
