@@ -24,6 +24,7 @@ from rlprims.runs.checkpoint import Background, newest_checkpoint
 from rlprims.runs.config import RunConfig
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.files import files_of
 from rlprims.runs.loggers import open_loggers
 from rlprims.runs.metrics import worker_metrics
 from rlprims.runs.profiles import StepProfiles
@@ -217,10 +218,12 @@ class Run(ABC):
         checkpoints.load_random_state(checkpoint)
 
 
-def prepare_process(config: RunConfig) -> None:
-    """Set the number of torch's threads and what is deterministic, and turn off the messages of transformers."""
+def prepare_process(config: RunConfig, *data: Path | None) -> None:
+    """Check that the data is there, set torch's threads and what is deterministic, silence transformers."""
     from transformers.utils import logging
 
+    for path in filter(None, data):  # before a model is fetched
+        files_of(path)
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
