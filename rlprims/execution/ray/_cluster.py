@@ -30,8 +30,9 @@ CPU_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise an engine of two processes requires two NUMA nodes
 }
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _DRIVER_ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray listen on loopback only
+    _LOOPBACK: "0",  # makes Ray listen on loopback only
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",  # actors with their own environment cannot use idle processes
@@ -124,11 +125,11 @@ def _join(address: str, named: str, timeout: float) -> None:
     other = "start one there by 'ray start --head'; without this setting the run starts its own"
     options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        if (silent := _silence(address, min(timeout, _CONNECTING))) is not None:
-            raise ExecutionError(f"{shown}: {silent}; {other}")
+        _check_listens(address, min(timeout, _CONNECTING))
+    except (OSError, ValueError) as error:
+        raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from None
+    try:
         in_thread(lambda: ray.init(**options)).result(timeout)
-    except ExecutionError:
-        raise
     except TimeoutError:
         raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {other}") from None
     except Exception as error:
@@ -137,29 +138,25 @@ def _join(address: str, named: str, timeout: float) -> None:
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from error
 
 
-def _silence(address: str, timeout: float) -> str | None:
-    """Why nobody listens where Ray will look, which is not on loopback unless its variable is set; None if one does."""
+def _check_listens(address: str, timeout: float) -> None:
+    """Raise an OSError if nobody listens where Ray will look, which is not on loopback unless its variable is set."""
     from ray._private import services
 
-    if address == "auto":
-        address = services.get_ray_address_from_environment(address, None)
-    there = address if "://" in address else services.canonicalize_bootstrap_address(address)
-    if (error := _connection_error(there, timeout)) is None:
-        return None
-    if there != address and _connection_error(address, timeout) is None:
-        return f"the cluster at {address} is on loopback only: to join it, set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
-    return f"no Ray cluster is there ({error})"
-
-
-def _connection_error(address: str, timeout: float) -> Exception | None:
-    """The error of a TCP connection; None without one, or if the address is not that of a host and a port."""
-    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", address)
-    try:
-        if match:
-            socket.create_connection((match[1], int(match[2])), timeout).close()
-    except (OSError, OverflowError) as error:
-        return error
-    return None
+    found = services.get_ray_address_from_environment(address, None) if address == "auto" else address
+    there = found if "://" in found else services.canonicalize_bootstrap_address(found)
+    reason: Exception | None = None
+    for where in dict.fromkeys((there, found)):
+        match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", where)
+        try:
+            if match:
+                socket.create_connection((match[1], int(match[2])), timeout).close()
+        except (OSError, OverflowError) as error:
+            reason = error
+        else:
+            if reason is None:
+                return
+            raise OSError(f"the cluster at {found} is on loopback only: to join it, set {_LOOPBACK}=0")
+    raise OSError(f"no Ray cluster is there ({reason})")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """The engine of transformers, which shows what a rollout worker needs of an engine."""
 
 import gc
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -117,21 +118,19 @@ def _copy(weights: Iterable[tuple[str, Tensor]], missing: dict[str, nn.Parameter
 
 
 _REMOVE = 'exec 3<&0; (trap "" HUP INT TERM; read end <&3; rm -rf "$0") >/dev/null 2>&1 &'
-_pipes = list[Any]()
-
-
-def _use_own_folder() -> None:
-    """Write temporary files into a folder that a process of its own removes when this one has ended, even by a kill."""
-    tempfile.tempdir = folder = tempfile.mkdtemp(prefix="rlprims-engine-")
-    child = subprocess.Popen(["/bin/sh", "-c", _REMOVE, folder], stdin=subprocess.PIPE, start_new_session=True)
-    child.wait()  # the process that waits is no child, because Ray kills those
-    _pipes.append(child.stdin)
+"""Remove a folder when the input ends. The process that waits is no child, because Ray kills those."""
 
 
 @contextmanager
 def importing_vllm() -> Iterator[None]:
-    """During the import of vLLM, garbage collection would take a quarter of the start time."""
-    _use_own_folder()
+    """Garbage collection, which would take a quarter of the import's time, is off.
+
+    From now on temporary files are in a folder that is removed when this process has ended, even by a kill.
+    """
+    tempfile.tempdir = tempfile.mkdtemp(prefix="rlprims-engine-")
+    reading, _ = os.pipe()
+    subprocess.run(["/bin/sh", "-c", _REMOVE, tempfile.tempdir], stdin=reading, start_new_session=True, check=True)
+    os.close(reading)
     gc.disable()
     try:
         yield

@@ -82,11 +82,7 @@ class RayExecution:
         HEAD.session = begun_here or HEAD.session
 
         begin = partial(self._start, cluster, model, optimizer, run, say)
-        try:
-            self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))
-        except BaseException as error:
-            HEAD.ended(failed=not isinstance(error, KeyboardInterrupt))
-            raise
+        self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))
         if cluster.address or os.environ.get("RAY_ADDRESS"):
             HEAD.restarts()
         self._release.atexit = False  # at exit Ray ends its processes itself

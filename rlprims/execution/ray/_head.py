@@ -137,10 +137,11 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
             if time.monotonic() >= limit.end + _RELEASE_SECONDS:
                 raise ExecutionError(f"Ray does not answer within ray.start_timeout={seconds:g} s{_lost_nodes()}")
         return outcome.result()
-    except BaseException:  # Ctrl-C, too
+    except BaseException as error:  # Ctrl-C, too
         limit.end = -math.inf  # the function waits no longer, and releases what it has
         if not HEAD.lost:
             wait_for([outcome], timeout=_RELEASE_SECONDS)
+        HEAD.ended(failed=isinstance(error, Exception))
         raise
 
 

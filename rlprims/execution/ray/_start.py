@@ -99,13 +99,13 @@ def start_training(
     of_engines = {"rollout", *(["teacher"] if cluster.teacher_engine == "vllm" else [])}
     roles = {"actor": "main", **cluster.roles.model_dump(exclude=of_engines)}
     groups, building = dict[str, WorkerGroup](), {}
-    limits: Any = {"timeout": cluster.training_timeout, "heartbeat": cluster.heartbeat_timeout}
+    timeout, same_rows = cluster.training_timeout, cluster.training_tensor_parallel
     for name in dict.fromkeys(roles.values()):
         count = cluster.training_workers if name == "main" else cluster.pools[name].workers
         shown = "training" if name == "main" else name
         place = places[name]
-        same_rows = cluster.training_tensor_parallel
-        groups[name] = WorkerGroup(TrainingWorker, count, place, name=shown, same_rows=same_rows, **limits)
+        groups[name] = WorkerGroup(TrainingWorker, count, place, name=shown, timeout=timeout, same_rows=same_rows)
+        groups[name].heartbeat = cluster.heartbeat_timeout
         held.callback(groups[name].stop)
     for name, group in groups.items():
         address = group.call(TrainingWorker.address).result(cluster.start_timeout)

@@ -23,8 +23,6 @@ R = TypeVar("R")
 SCORED = frozenset({"prompts", "responses", "attention_mask", "response_mask", "kept_ids", "kept_counts"})
 """The columns that a forward pass reads."""
 SCORED_BY_POLICY = SCORED | {"routed_experts"}
-_PINGS = "pings"
-"""The threads of a rank that answer while it works, by Ray's name."""
 
 
 class Pending(Generic[R]):
@@ -51,12 +49,10 @@ class Pending(Generic[R]):
 
     def _ping(self, refs: Sequence[Any], timeout: float) -> None:
         """Raise a WorkerLost if the process of a rank does not answer."""
-        workers = [(ref, self.group.workers[self.refs.index(ref)]) for ref in refs]
-        pings = [(worker.ping.options(concurrency_group=_PINGS).remote(), self._name([ref])) for ref, worker in workers]
-        for ping, name in pings:
+        for ref in refs:
+            ping, name = self.group.workers[self.refs.index(ref)].ping.remote(), self._name([ref])
             if not wait([ping], timeout, name)[0]:
                 raise WorkerLost(f"{name} answered no ping within {timeout:g} s: its process is stopped, or hangs")
-            fetch(ping, name, timeout)
 
     def _name(self, refs: Sequence[Any]) -> str:
         ranks = [self.refs.index(ref) for ref in refs]
@@ -73,7 +69,7 @@ class Place(NamedTuple):
     gpus: float
     environment: dict[str, str]
 
-    def start(self, worker: type, rank: int, count: int, **options: Any) -> Any:
+    def start(self, worker: type, rank: int, count: int) -> Any:
         """Start an actor in the bundle of its rank; returns the actor's handle."""
         bundle = PlacementGroupSchedulingStrategy(self.placement_group, self.bundles[rank])
         actor = ray.remote(
@@ -82,33 +78,22 @@ class Place(NamedTuple):
             max_restarts=0,  # a worker that Ray restarts would have the initial weights
             scheduling_strategy=bundle,
             runtime_env={"env_vars": self.environment},
-            **options,
+            concurrency_groups=getattr(worker, "threads", None),
         )(worker)
         return actor.remote(rank, count)
 
 
 class WorkerGroup:
-    """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch.
+    """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch."""
 
-    With a ``heartbeat`` in seconds, the process of each must answer a ``ping`` in this time while it works.
-    """
+    heartbeat = math.inf
+    """Seconds in which the process of each must answer a ``ping`` while it works."""
 
-    def __init__(
-        self,
-        worker: type,
-        size: int,
-        place: Place,
-        *,
-        name: str,
-        timeout: float,
-        heartbeat: float = math.inf,
-        same_rows: int = 1,
-    ) -> None:
+    def __init__(self, worker: type, size: int, place: Place, *, name: str, timeout: float, same_rows: int = 1) -> None:
         self.worker: Any = worker
-        self.name, self.timeout, self.heartbeat, self.same_rows = name, timeout, heartbeat, same_rows
+        self.name, self.timeout, self.same_rows = name, timeout, same_rows
         self.order = threading.Lock()
-        options = {"concurrency_groups": {_PINGS: 1}} if heartbeat < math.inf else {}
-        self.workers = [place.start(worker, rank, size, **options) for rank in range(size)]
+        self.workers = [place.start(worker, rank, size) for rank in range(size)]
 
     def call(
         self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any
