@@ -277,17 +277,14 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
         console.print(table(run_checks(model)))
         if config is None:
             return 0
-        from rlprims.doctor.model import try_model
-
-        findings = list(try_model(config, console))
-        console.print(table(findings, config.model.path))
-        return 0 if all(finding.ok for finding in findings) else 1
-    if config is None:
+        from rlprims.doctor.model import try_model as tried
+    elif config is None:
         raise ValueError("doctor --cluster needs a config with execution: ray: rlprims doctor --cluster CONFIG.yaml")
-    from rlprims.doctor.cluster import try_cluster
+    else:
+        from rlprims.doctor.cluster import try_cluster as tried
 
-    findings = list(try_cluster(config, console))
-    console.print(table(findings, "rlprims doctor --cluster"))
+    findings = list(tried(config, console))
+    console.print(table(findings, "rlprims doctor --cluster" if options.cluster else config.model.path))
     return 0 if all(finding.ok for finding in findings) else 1
 
 

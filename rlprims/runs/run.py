@@ -8,10 +8,10 @@ import stat
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -32,32 +32,22 @@ from rlprims.runs.steps import Hook, Stepper, StepResult, train
 from rlprims.runs.wrong_numbers import SkippedUpdates
 
 
-class HasState(Protocol):
-    """What the checkpoints have the state of."""
-
-    def save(self, directory: Path) -> Finish: ...
-    def load(self, directory: Path) -> None: ...
-
-
-class Progress(Protocol):
-    """What a terminal shows during a run."""
-
-    def show(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-
 class Run(ABC):
-    """A run of any kind. Subclasses define the evaluation, the records and the summary."""
+    """A run of any kind. Subclasses define the evaluation, the records and the summary.
+
+    ``execution`` saves and loads the models.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         run: RunDirectory,
-        execution: HasState,
+        execution: Any,
         workers: Observable,
         trainer: Stepper,
         console: Console,
         best: Best,
-        progress: Callable[..., AbstractContextManager[Progress]],
+        progress: Callable[..., AbstractContextManager[Any]],
     ) -> None:
         self.settings, self.run_directory, self.resume = config, run, f"rlprims resume {run.path}"
         self.execution, self.workers = execution, workers
@@ -186,7 +176,7 @@ class Run(ABC):
             return
 
         def write(directory: Path) -> Finish:
-            finish = self.execution.save(directory)
+            finish: Finish = self.execution.save(directory)
             checkpoints.save_random_state(directory)
             for name, groups in held.items():
                 checkpoints.save_groups(groups, directory / name)

@@ -140,23 +140,24 @@ def _join(address: str, named: str, timeout: float) -> None:
 
 def _check_listens(address: str, timeout: float) -> None:
     """Raise an OSError if nobody listens where Ray will look, which is not on loopback unless its variable is set."""
-    from ray._private import services
+    from ray._private.services import canonicalize_bootstrap_address
 
-    found = services.get_ray_address_from_environment(address, None) if address == "auto" else address
-    there = found if "://" in found else services.canonicalize_bootstrap_address(found)
-    reason: Exception | None = None
-    for where in dict.fromkeys((there, found)):
-        match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", where)
-        try:
-            if match:
-                socket.create_connection((match[1], int(match[2])), timeout).close()
-        except (OSError, OverflowError) as error:
-            reason = error
-        else:
-            if reason is None:
-                return
-            raise OSError(f"the cluster at {found} is on loopback only: to join it, set {_LOOPBACK}=0")
-    raise OSError(f"no Ray cluster is there ({reason})")
+    there = address if "://" in address else str(canonicalize_bootstrap_address(address))
+    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", there)
+    if match is None or (error := _error_at(match[1], match[2], timeout)) is None:
+        return
+    if there != address and _error_at("127.0.0.1", match[2], timeout) is None:  # auto, or a name of this machine
+        raise OSError(f"the cluster at 127.0.0.1:{match[2]} is on loopback only: to join it, set {_LOOPBACK}=0")
+    raise OSError(f"no Ray cluster is there ({error})")
+
+
+def _error_at(host: str, port: str, timeout: float) -> Exception | None:
+    """The error of a TCP connection; None if there is none."""
+    try:
+        socket.create_connection((host, int(port)), timeout).close()
+    except (OSError, OverflowError) as error:
+        return error
+    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -76,7 +76,7 @@ class ModelEngine:
         return scores
 
     @torch.no_grad()
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the tensors of an adapter."""
         _copy(weights, trained(self.module))
 

@@ -2,12 +2,9 @@
 
 import asyncio
 import time
-import warnings
-from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +21,6 @@ from rlprims.execution.ray._worker_group import SCORED
 if TYPE_CHECKING:
     from rlprims.execution.ray._vllm import VllmEngine
     from rlprims.execution.ray._vllm_scorer import VllmScorer
-
-Arrays = Mapping[str, tuple[str, np.ndarray]]
-"""Weights by name, each with the name of its dtype."""
 
 
 class Built(NamedTuple):
@@ -79,11 +73,8 @@ class RolloutWorker(Observed):
 
     @first
     @metered
-    def load(self, weights: Arrays, version: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch warns of read-only arrays; they are only read
-            tensors = {name: torch.from_numpy(array) for name, (_, array) in weights.items()}
-            self.engine.load((name, x.view(getattr(torch, weights[name][0]))) for name, x in tensors.items())
+    def load(self, weights: dict[str, Tensor], version: int) -> None:
+        self.engine.load(weights.items())
         self.engine.version = version
 
     open = _of_engine("open")

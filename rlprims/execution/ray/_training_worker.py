@@ -5,7 +5,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import ray
 import torch
 from torch import Tensor
@@ -100,14 +99,10 @@ class TrainingWorker(Observed):
 
     @everywhere
     @metered
-    def adapters(self) -> dict[str, tuple[str, np.ndarray]] | None:
-        """Gather the policy's adapters: on rank 0 by name, each with its dtype; None on the other ranks."""
+    def adapters(self) -> dict[str, Tensor] | None:
+        """Gather the policy's adapters: on rank 0 by name; None on the other ranks."""
         found = {name: _fsdp.whole(parameter) for name, parameter in trained(self.training.policy.module).items()}
-        if self.rank != 0:
-            return None
-        # As numpy arrays, which Ray shares between processes without a copy; bfloat16 as its bits.
-        bits = {name: x.view(torch.int16) if x.dtype is torch.bfloat16 else x for name, x in found.items()}
-        return {name: (str(x.dtype).removeprefix("torch."), bits[name].numpy()) for name, x in found.items()}
+        return found if self.rank == 0 else None
 
     @everywhere
     @metered
