@@ -270,6 +270,25 @@ def test_ctrl_c_while_weights_are_sent(config: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.release
+@pytest.mark.parametrize("who", ["^ray::TrainingWorker", "^ray::RolloutWorker"])
+def test_a_second_ctrl_c_ends_a_run_that_waits_for_a_worker(config: Path, tmp_path: Path, who: str) -> None:
+    """A rank that is stopped holds an update, an engine the responses: long before a limit of theirs."""
+    path = tmp_path / "run"
+    run = Run(command("train", config, f"run_dir={path}"), path)
+    for pid in run.pids(who):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    run.interrupt()
+    time.sleep(1.0)
+    assert run.process.poll() is None
+    begun = time.monotonic()
+    run.interrupt()
+    code, errors = run.end()
+    assert (code, time.monotonic() - begun < 40) == (130, True), errors  # Ray's own end takes most of it
+    run.leaves_nobody()
+
+
+@pytest.mark.release
 def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
