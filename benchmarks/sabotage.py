@@ -210,9 +210,8 @@ def main() -> None:
                 print(f"{where}: {len(found)} lines, all as in the run that nobody disturbed", flush=True)
             elif late:
                 raise SystemExit((run.parent / "said").read_text())
-    print(
-        f"{len(blows)} signals in {options.minutes:g} minutes, seed {options.seed}; {_machine.made('python -m benchmarks.sabotage')}"
-    )
+    print(f"{len(blows)} signals in {options.minutes:g} minutes, seed {options.seed}")
+    print(_machine.made("python -m benchmarks.sabotage"))
     print("; ".join(f"{where}: {count} runs equal" for where, count in compared.items()))
     print("| run | process | signal | phase | the run | what it said |\n|---|---|---|---|---|---|")
     print("\n".join(f"| {' | '.join(blow)} |" for blow in sorted(blows)))

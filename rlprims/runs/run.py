@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,16 +34,13 @@ from rlprims.runs.wrong_numbers import SkippedUpdates
 
 
 class Run(ABC):
-    """A run of any kind. Subclasses define the evaluation, the records and the summary.
-
-    ``execution`` saves and loads the models.
-    """
+    """A run of any kind. Subclasses define the evaluation, the records and the summary."""
 
     def __init__(
         self,
         config: RunConfig,
         run: RunDirectory,
-        execution: Any,
+        execution: Any,  # it saves and loads the models
         workers: Observable,
         trainer: Stepper,
         console: Console,
@@ -212,8 +210,7 @@ def prepare_process(config: RunConfig, *data: Path | None) -> None:
     """Check that the data is there, set torch's threads and what is deterministic, silence transformers."""
     from transformers.utils import logging
 
-    for path in filter(None, data):  # before a model is fetched
-        files_of(path)
+    list(map(files_of, filter(None, data)))  # before a model is fetched
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
@@ -270,14 +267,10 @@ def _last_words(command: str) -> Iterator[None]:
         child.communicate(b"ended\n")
 
 
-class _Stop:
-    signal: int | None = None
-
-
 @contextmanager
-def _stop_signals(console: Console) -> Iterator[_Stop]:
+def _stop_signals(console: Console) -> Iterator[SimpleNamespace]:
     """Handle SIGINT, SIGTERM and SIGHUP: the first ends the run after this step, the second ends it at once."""
-    stop = _Stop()
+    stop = SimpleNamespace(signal=None)
     is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
     numbers = {signal.SIGINT, signal.SIGTERM, *([] if is_kept else [signal.SIGHUP])}
 

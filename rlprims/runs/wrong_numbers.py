@@ -29,14 +29,14 @@ class SkippedUpdates:
             reports = [report for name, report in step.updates if name == model]
             wrong = sum(report.skipped or not math.isfinite(report.loss) for report in reports)
             self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1 if wrong else 0
+            if count not in (1, 3):
+                continue
             text = f"step {step.number}: {wrong} of {len(reports)} updates of the {model} not finite"
-            if count == 1:
-                text = f"warning: {text}: {trainer.not_finite(model, step.batch)}"
-                self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
-            elif count == 3:
+            text += f"{', the third step in a row' * (count == 3)}: {trainer.not_finite(model, step.batch)}"
+            if count == 3:
                 self.save()  # they were skipped, so the weights are those without them
-                found = trainer.not_finite(model, step.batch)
-                raise ValueError(f"{text}, the third step in a row: {found}; then: {self.resume}")
+                raise ValueError(f"{text}; then: {self.resume}")
+            self.console.print(f"warning: {text}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def first_not_finite(execution: Any, algorithm: Algorithm, model: str, batch: DataProto) -> str:

@@ -18,7 +18,6 @@ from rlprims.trainer.data import Example
 from rlprims.trainer.metrics import batch_metrics
 from rlprims.trainer.mismatch import disagreements
 from rlprims.trainer.scoring.groups import join_groups
-from rlprims.trainer.sources.pace import is_ahead
 from rlprims.trainer.stateful import States
 from rlprims.trainer.update import estimate, measure, update
 
@@ -42,7 +41,9 @@ class Trainer:
         self.step_number += 1
         clock, config, execution, number = Clock(), self.config, self.execution, self.step_number
         collected = self.collector.take()
-        if number < config.steps or is_ahead(config):  # a run that gets more steps goes on as if it had had them
+        if (
+            number < config.steps or config.max_staleness == 1
+        ):  # a run that gets more steps goes on as if it had had them
             self.collector.prefetch()
         generated = int(collected.metrics["generated_tokens"])
         self.generated_tokens += generated

@@ -70,7 +70,7 @@ def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say
     Raises:
         ExecutionError: the address does not answer within ``timeout`` seconds, or Ray does not start.
     """
-    named = "ray.address" if address else "RAY_ADDRESS"
+    shown = "ray.address=" if address else "RAY_ADDRESS="
     address = address or os.environ.get("RAY_ADDRESS") or None
     # The driver reports the error of the first rank that fails. Ray would also print the tracebacks of the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
@@ -85,7 +85,7 @@ def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say
         say("ray: starting a cluster on this machine")
         return _begin(cpus)
     say(f"ray: joining the cluster at {address}, for at most {timeout:g} s")
-    _join(address, named, timeout)
+    _join(address, shown + address, timeout)
     return None
 
 
@@ -117,19 +117,17 @@ def _begin(cpus: float) -> Path:
     return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
-def _join(address: str, named: str, timeout: float) -> None:
+def _join(address: str, shown: str, timeout: float) -> None:
     """Join a cluster within ``timeout`` seconds. Ray itself would try a wrong address for 15 minutes."""
     import ray
 
-    shown = f"{named}={address}"
     other = "start one there by 'ray start --head'; without this setting the run starts its own"
-    options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
         _check_listens(address, min(timeout, _CONNECTING))
     except (OSError, ValueError) as error:
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from None
     try:
-        in_thread(lambda: ray.init(**options)).result(timeout)
+        in_thread(lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)).result(timeout)
     except TimeoutError:
         raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {other}") from None
     except Exception as error:

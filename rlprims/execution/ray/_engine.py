@@ -123,10 +123,7 @@ _REMOVE = 'exec 3<&0; (trap "" HUP INT TERM; read end <&3; rm -rf "$0") >/dev/nu
 
 @contextmanager
 def importing_vllm() -> Iterator[None]:
-    """Garbage collection, which would take a quarter of the import's time, is off.
-
-    From now on temporary files are in a folder that is removed when this process has ended, even by a kill.
-    """
+    """Without garbage collection, a quarter of the time; and with temporary files that go when this process is gone."""
     tempfile.tempdir = tempfile.mkdtemp(prefix="rlprims-engine-")
     reading, _ = os.pipe()
     subprocess.run(["/bin/sh", "-c", _REMOVE, tempfile.tempdir], stdin=reading, start_new_session=True, check=True)

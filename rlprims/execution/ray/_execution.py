@@ -78,8 +78,7 @@ class RayExecution:
         self.roles = cluster.roles
         self.overlaps = not cluster.colocate
         cpus = sum(pool.workers * pool.cpus for pool in cluster.all_pools.values())
-        begun_here = connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say)
-        HEAD.session = begun_here or HEAD.session
+        HEAD.session = connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say) or HEAD.session
 
         begin = partial(self._start, cluster, model, optimizer, run, say)
         self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))

@@ -86,8 +86,7 @@ class Place(NamedTuple):
 class WorkerGroup:
     """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch."""
 
-    heartbeat = math.inf
-    """Seconds in which the process of each must answer a ``ping`` while it works."""
+    heartbeat = math.inf  # seconds in which the process of each must answer a ping while it works
 
     def __init__(self, worker: type, size: int, place: Place, *, name: str, timeout: float, same_rows: int = 1) -> None:
         self.worker: Any = worker
