@@ -122,7 +122,7 @@ class Run(ABC):
             self.background.wait()
         if stop.signal is not None:
             self.console.print(f"stopped after step {trainer.step_number}: {self.resume}", soft_wrap=True)
-            return 128 + stop.signal
+            return int(128 + stop.signal)
         if self.best.should_stop:
             self.console.print(f"ended after step {trainer.step_number}: {self.best.stop_reason}", soft_wrap=True)
         self.finish(time.monotonic() - begun)
