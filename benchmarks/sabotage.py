@@ -84,7 +84,7 @@ def steps_done(run: Path) -> int:
 
 def phase_of(root: int, run: Path) -> str:
     """What the run does: by its files, or by who works in the next tenth of a second."""
-    if not (run / "metrics.jsonl").exists():
+    if not re.search(r"resuming|step \d+/", (run.parent / "said").read_text(errors="replace")):
         return "the start"
     if list(run.glob("checkpoints/.writing-*")):
         return "a checkpoint"
@@ -154,6 +154,7 @@ def follow(job: subprocess.Popen[bytes], run: Path) -> str:
 
 def said(run: Path, since: int) -> str:
     """The last line that the run wrote after the blow, by its end, without folders."""
+    time.sleep(2.0)  # a process that waits for the end of the driver says so a moment later
     text = (run.parent / "said").read_bytes()[since:].decode(errors="replace")
     lines = [line for line in text.splitlines() if re.search(r"error|died|answer|replaced|stop|signal|lost", line)]
     line = re.sub(r"\S*/(\w[\w.-]*)", r"\1", lines[0] if lines else "")
