@@ -283,13 +283,12 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
     else:
         from rlprims.doctor.cluster import try_cluster as tried
     findings = list(tried(config, console))
-    console.print(table(findings, config.model.path))
+    console.print(table(findings, "rlprims doctor --cluster" if options.cluster else config.model.path))
     return 0 if all(finding.ok for finding in findings) else 1
 
 
 def _doctor_gpu(config: Any, overrides: list[str], console: Any) -> int:
     from rlprims.doctor import gpu
-    from rlprims.reports.terminal import make_table
 
     lines = []
     with TemporaryDirectory() as folder:

@@ -143,8 +143,10 @@ def _check_free(path: Path) -> None:
     if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {_LOCK}):
         again = f"continue it with 'rlprims resume {path}'"
         raise ValueError(f"{path} exists: {again}, or write another place with run_dir=...")
-    if "working_dir_files" in path.absolute().parts:  # of ray job submit --working-dir
-        raise ValueError(f"run_dir={path} is in Ray's copy of the job's folder, which Ray removes: write another place")
+    is_in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not path.is_absolute()  # of ray job submit
+    if is_in_job or "working_dir_files" in path.absolute().parts:  # with --working-dir
+        where = "in Ray's copy of the job's folder, which Ray removes, or where the cluster was started"
+        raise ValueError(f"run_dir={path} is {where}: write an absolute path elsewhere")
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")

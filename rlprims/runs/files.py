@@ -13,12 +13,10 @@ from rlprims import _json
 
 def files_of(path: Path) -> list[Path]:
     """The files that a path names: itself, or in order those that match its wildcards."""
-    if path.exists() or not any(mark in str(path) for mark in "*?["):
-        return [path]
     anchor = Path(path.anchor)
-    found = sorted(anchor.glob(str(path.relative_to(anchor))))
+    found = [path] if path.exists() else sorted(anchor.glob(str(path.relative_to(anchor))))
     if not found:
-        raise ValueError(f"{path}: no such files")
+        raise ValueError(f"{path}: No such file or directory")
     return found
 
 

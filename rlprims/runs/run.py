@@ -8,10 +8,11 @@ import stat
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,24 +25,12 @@ from rlprims.runs.checkpoint import Background, newest_checkpoint
 from rlprims.runs.config import RunConfig
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import CannotWrite
+from rlprims.runs.files import files_of
 from rlprims.runs.loggers import open_loggers
 from rlprims.runs.metrics import worker_metrics
 from rlprims.runs.profiles import StepProfiles
 from rlprims.runs.steps import Hook, Stepper, StepResult, train
 from rlprims.runs.wrong_numbers import SkippedUpdates
-
-
-class HasState(Protocol):
-    """What the checkpoints have the state of."""
-
-    def save(self, directory: Path) -> Finish: ...
-    def load(self, directory: Path) -> None: ...
-
-
-class Progress(Protocol):
-    """What a terminal shows during a run."""
-
-    def show(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
 
 class Run(ABC):
@@ -51,12 +40,12 @@ class Run(ABC):
         self,
         config: RunConfig,
         run: RunDirectory,
-        execution: HasState,
+        execution: Any,  # it saves and loads the models
         workers: Observable,
         trainer: Stepper,
         console: Console,
         best: Best,
-        progress: Callable[..., AbstractContextManager[Progress]],
+        progress: Callable[..., AbstractContextManager[Any]],
     ) -> None:
         self.settings, self.run_directory, self.resume = config, run, f"rlprims resume {run.path}"
         self.execution, self.workers = execution, workers
@@ -133,7 +122,7 @@ class Run(ABC):
             self.background.wait()
         if stop.signal is not None:
             self.console.print(f"stopped after step {trainer.step_number}: {self.resume}", soft_wrap=True)
-            return 128 + stop.signal
+            return int(128 + stop.signal)
         if self.best.should_stop:
             self.console.print(f"ended after step {trainer.step_number}: {self.best.stop_reason}", soft_wrap=True)
         self.finish(time.monotonic() - begun)
@@ -185,7 +174,7 @@ class Run(ABC):
             return
 
         def write(directory: Path) -> Finish:
-            finish = self.execution.save(directory)
+            finish: Finish = self.execution.save(directory)
             checkpoints.save_random_state(directory)
             for name, groups in held.items():
                 checkpoints.save_groups(groups, directory / name)
@@ -217,10 +206,11 @@ class Run(ABC):
         checkpoints.load_random_state(checkpoint)
 
 
-def prepare_process(config: RunConfig) -> None:
-    """Set the number of torch's threads and what is deterministic, and turn off the messages of transformers."""
+def prepare_process(config: RunConfig, *data: Path | None) -> None:
+    """Check that the data is there, set torch's threads and what is deterministic, silence transformers."""
     from transformers.utils import logging
 
+    list(map(files_of, filter(None, data)))  # before a model is fetched
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
@@ -277,14 +267,10 @@ def _last_words(command: str) -> Iterator[None]:
         child.communicate(b"ended\n")
 
 
-class _Stop:
-    signal: int | None = None
-
-
 @contextmanager
-def _stop_signals(console: Console) -> Iterator[_Stop]:
+def _stop_signals(console: Console) -> Iterator[SimpleNamespace]:
     """Handle SIGINT, SIGTERM and SIGHUP: the first ends the run after this step, the second ends it at once."""
-    stop = _Stop()
+    stop = SimpleNamespace(signal=None)
     is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
     numbers = {signal.SIGINT, signal.SIGTERM, *([] if is_kept else [signal.SIGHUP])}
 

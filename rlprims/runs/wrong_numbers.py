@@ -18,23 +18,25 @@ _STAGES = (
 
 
 class SkippedUpdates:
-    """A hook that warns of an update that is not finite, and ends the run after three in a row of one model."""
+    """A hook that warns of a step with updates that are not finite, and ends the run after three such in a row."""
 
     def __init__(self, console: Any, save: Callable[[], None], resume: str) -> None:
         self.console, self.save, self.resume = console, save, resume
         self.in_a_row: dict[str, int] = {}
 
     def __call__(self, trainer: Any, step: StepResult) -> None:
-        for model, report in step.updates:
-            is_wrong = report.skipped or not math.isfinite(report.loss)
-            self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1 if is_wrong else 0
-            text = f"step {step.number}: {count} of the {model}'s updates in a row not finite: "
-            if count == 1:
-                text = f"warning: {text}{trainer.not_finite(model, step.batch)}"
-                self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
-            elif count == 3:
-                self.save()  # they were skipped, so the weights are those before them
-                raise ValueError(f"{text}{trainer.not_finite(model, step.batch)}; then: {self.resume}")
+        for model in dict.fromkeys(name for name, _ in step.updates):
+            reports = [report for name, report in step.updates if name == model]
+            wrong = sum(report.skipped or not math.isfinite(report.loss) for report in reports)
+            self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1 if wrong else 0
+            if count not in (1, 3):
+                continue
+            text = f"step {step.number}: {wrong} of {len(reports)} updates of the {model} not finite"
+            text += f"{', the third step in a row' * (count == 3)}: {trainer.not_finite(model, step.batch)}"
+            if count == 3:
+                self.save()  # they were skipped, so the weights are those without them
+                raise ValueError(f"{text}; then: {self.resume}")
+            self.console.print(f"warning: {text}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def first_not_finite(execution: Any, algorithm: Algorithm, model: str, batch: DataProto) -> str:

@@ -41,7 +41,7 @@ class Trainer:
         self.step_number += 1
         clock, config, execution, number = Clock(), self.config, self.execution, self.step_number
         collected = self.collector.take()
-        if number < config.steps:
+        if number < config.steps or config.max_staleness == 1:  # with more steps it goes on as if it had had them
             self.collector.prefetch()
         generated = int(collected.metrics["generated_tokens"])
         self.generated_tokens += generated

@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
     """Build the parts of a run. ``weights`` replaces ``model.path``."""
-    prepare_process(config)
+    prepare_process(config, config.data.train, config.data.eval)
     path = weights or config.model.path
     tokenizer, ends, window = load_tokenizer(path, console, packing=config.model.packing)
     longest = window - config.sampling.max_new_tokens

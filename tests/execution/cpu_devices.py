@@ -26,7 +26,7 @@ class Communicator:
     available, disabled = True, False
 
     def __init__(self, host: str, port: int, rank: int, size: int) -> None:
-        limit = timedelta(seconds=60)
+        limit = timedelta(seconds=300)  # vLLM's
         store = dist.TCPStore(host, port, size, rank == 0, limit)
         self.comm, self.nccl = dist.ProcessGroupGloo(dist.PrefixStore("nccl", store), rank, size, limit), self
 

@@ -333,10 +333,16 @@ class TestALostRank:
         assert "\n" not in str(raised.value)
         assert "hf/_training.py" in raised.value.__notes__[0]
 
-    def test_the_rest_is_told_who(self, two_ranks):
+    def test_the_rest_is_told_who(self, two_ranks, monkeypatch):
         execution = two_ranks.given_away(GRPO, engine="hf")
         batch = training_batch(execution)
-        os.kill(process_of(execution.trainers.workers[0]), signal.SIGKILL)
+        victims = [process_of(worker) for worker in execution.trainers.workers]
+        monkeypatch.setattr(execution.trainers, "heartbeat", 6.0)  # and a call may take two minutes
+        execution.update(batch, GRPO)  # a rank that works answers
+        os.kill(victims[1], signal.SIGSTOP)
+        with pytest.raises(ExecutionError, match=r"^training rank 1 of 2 answered no ping within 3 s: its process is "):
+            execution.update(batch, GRPO)
+        os.kill(victims[0], signal.SIGKILL)
         begun = time.monotonic()
         with pytest.raises(ExecutionError, match=r"training rank [01] of 2"):
             execution.update(batch, GRPO)

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -260,6 +261,28 @@ def test_vllms_classes_in_one_process(monkeypatch, backend):
             assert receiver.received == sent
             for mine, theirs in zip(policy.parameters(), receiver.model.parameters(), strict=True):
                 assert torch.equal(mine, theirs)
+
+
+def test_an_engine_that_dies_while_a_communicator_is_made(monkeypatch, engines):
+    """Rank 0 does not wait for it, which would take the five minutes of the store, and in NCCL for ever."""
+    pytest.importorskip("vllm")
+    from rlprims.execution.ray._vllm_transfer import Nccl
+    from tests.execution import cpu_devices
+
+    cpu_devices.replace("GPU-0", monkeypatch.setattr)
+    policy = Words()
+    shards = {name: shard_of(parameter) for name, parameter in policy.named_parameters()}
+    client = EngineClient({0: ray.remote(Dies).remote(), 3: engines[3]}, processes=1, version=1, timeout=240.0)
+    begun = time.monotonic()
+    assert Nccl(0, "127.0.0.1").send(Source(policy, shards, "float32", torch.device("cpu")), client) == {}
+    assert time.monotonic() - begun < 60
+    assert "rollout worker 0 died" in str(client.failures[0])
+    assert isinstance(client.failures[3], BrokenWith), "it would wait for the other"
+
+
+class Dies:
+    def open(self, info):
+        os._exit(1)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])

@@ -109,7 +109,10 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     ("change", "expected"),
     [
         ({"model": {"path": "no/such/model"}}, "model.path: cannot load 'no/such/model'"),
-        ({"data": {"train": "no/such/file.jsonl"}}, "no/such/file.jsonl: No such file"),
+        (  # before a model is asked for at the hub
+            {"data": {"train": "no/such/file.jsonl"}, "model": {"path": "no/such/model"}},
+            "no/such/file.jsonl: No such file",
+        ),
         ({"replay": "no/such/run"}, "no/such/run has no recorded rollouts"),
         ({"verifier": "gsm8k"}, "verifier: cannot import 'gsm8k' (it names no module): write it as package.module."),
         ({"verifier": "..gsm8k"}, "verifier: cannot import '..gsm8k' (it names no module)"),

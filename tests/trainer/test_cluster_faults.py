@@ -30,7 +30,7 @@ FAULTS = [
     ("^ray::TrainingWorker", signal.SIGKILL, {2}, "of 2 died (its process was killed or crashed: "),
     ("gcs_server", signal.SIGKILL, {2}, "the head of the Ray cluster at"),
     ("raylet/raylet", signal.SIGKILL, {1, 2}, ""),  # Ray ends a driver that writes to the store of a lost node
-    ("^ray::TrainingWorker", signal.SIGSTOP, {2}, "training"),
+    ("^ray::TrainingWorker", signal.SIGSTOP, {2}, "answered no ping within 5 s: its process is stopped, or hangs"),
 ]
 """Which process, the signal, the run's exit codes, and what it says."""
 
@@ -108,17 +108,21 @@ class Run:
         until(lambda: not alive(part), seconds=30, what=f"the end of {[self.processes[pid] for pid in alive(part)]}")
 
 
-def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
+def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nothing(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    path = tmp_path / "run"
-    run = Run(command("train", config, f"run_dir={path}", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}"), path)
+    path, temporary = tmp_path / "run", tmp_path / "temporary"
+    temporary.mkdir()
+    start = command("train", config, f"run_dir={path}", "ray.engine=vllm", f"ray.kv_cache_bytes={64 << 20}")
+    run = Run(start, path, TMPDIR=str(temporary), RAY_TMPDIR="/tmp")
+    assert list(temporary.glob("*/vllm*"))
     found = listening(run.processes)
     assert {pid for _, pid in found} >= {*run.pids("^ray::TrainingWorker"), *run.pids("^ray::RolloutWorker")}
     assert [(where, run.processes[pid]) for where, pid in found if where not in LOOPBACK] == []
     run.process.kill()
     run.process.wait()
     run.leaves_nobody()
+    until(lambda: not list(temporary.iterdir()), seconds=30, what=f"no file of an engine's in {temporary}")
     rlprims("resume", run.path, "ray.engine=hf")
     for ours, theirs in zip(metrics_of(run.path), undisturbed, strict=True):
         assert ours.pop("kind") == theirs["kind"]
@@ -134,7 +138,7 @@ def test_nothing_listens_beyond_loopback_and_a_killed_driver_leaves_nobody(
 def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, faults: list[tuple[str, int, set[int], str]]
 ) -> None:
-    """One run that loses a rank, Ray's head and its node; at last a rank hangs, which the timeout finds."""
+    """One run that loses a rank, Ray's head and its node; at last a rank hangs, which answers no ping."""
     path = tmp_path / "run"
     start = command("train", config, f"run_dir={path}")
     for number, (victim, sent, codes, said) in enumerate(faults):
@@ -149,8 +153,8 @@ def test_lost_processes_leave_no_others_and_a_resume_repeats_the_rest(
         assert sent != signal.SIGSTOP or time.monotonic() - begun < 60
         run.leaves_nobody()
         hangs_next = number + 1 < len(faults) and faults[number + 1][1] == signal.SIGSTOP
-        start = command("resume", path, f"ray.training_timeout={10 if hangs_next else 60}")
-    rlprims("resume", path, "ray.training_timeout=60")
+        start = command("resume", path, f"ray.heartbeat_timeout={10 if hangs_next else 60}")
+    rlprims("resume", path, "ray.heartbeat_timeout=60")
     assert metrics_of(path) == undisturbed
 
 
@@ -266,6 +270,25 @@ def test_ctrl_c_while_weights_are_sent(config: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.release
+@pytest.mark.parametrize("who", ["^ray::TrainingWorker", "^ray::RolloutWorker"])
+def test_a_second_ctrl_c_ends_a_run_that_waits_for_a_worker(config: Path, tmp_path: Path, who: str) -> None:
+    """A rank that is stopped holds an update, an engine the responses: long before a limit of theirs."""
+    path = tmp_path / "run"
+    run = Run(command("train", config, f"run_dir={path}"), path)
+    for pid in run.pids(who):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    run.interrupt()
+    time.sleep(1.0)
+    assert run.process.poll() is None
+    begun = time.monotonic()
+    run.interrupt()
+    code, errors = run.end()
+    assert (code, time.monotonic() - begun < 40) == (130, True), errors  # Ray's own end takes most of it
+    run.leaves_nobody()
+
+
+@pytest.mark.release
 def test_the_last_checkpoint_has_a_model_and_of_others_one_is_made(
     config: Path, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -332,7 +355,8 @@ def test_a_head_that_is_lost_during_the_start_is_told_in_a_line(config: Path, tm
     assert time.monotonic() - begun < 50
     assert run.returncode == 2, errors
     assert re.fullmatch(
-        r"error: execution: ray did not start: the head of the Ray cluster at \S+ was lost: .*\n", errors
+        r"the logs of .*/logs\nerror: execution: ray did not start: the head of the Ray cluster at \S+ was lost: .*\n",
+        errors,
     )
     assert not (tmp_path / "run").exists()
     part = [pid for pid, command in processes.items() if re.search(r"^ray::\w+Worker|raylet/raylet|rlprims", command)]
@@ -359,7 +383,8 @@ def test_an_engine_that_does_not_start_is_told_in_a_line(config: Path, tmp_path:
     environment = os.environ | {"TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}
     run = subprocess.run(start, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert run.returncode == 2, run.stderr
-    told, where = run.stderr.splitlines()
+    kept, told, where = run.stderr.splitlines()
+    assert list(Path(kept.partition(" are kept: ")[2]).glob("worker-*")), kept
     assert told.startswith("error: execution: ray did not start: rollout worker 0 of 1: No common block size for 17")
     assert "_vllm.py" in Path(where.removeprefix("details: ")).read_text()
     assert not (tmp_path / "run").exists()

@@ -78,6 +78,21 @@ def test_the_metrics_are_those_of_one_process(
 
 
 @pytest.mark.release
+def test_an_ended_run_that_gets_more_steps_goes_on_with_its_batch_ahead(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    """Six steps are three and three more, line by line; each batch but the first has samples of older weights."""
+    config = write_config(settings | {"max_staleness": 1})
+    rlprims("train", config, f"run_dir={tmp_path / 'whole'}")
+    rlprims("train", config, f"run_dir={tmp_path / 'parts'}", "steps=3")
+    (tmp_path / "parts" / ".lock").unlink()  # this process holds it still
+    rlprims("resume", tmp_path / "parts", "steps=6")
+    assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
+    steps = [line for line in metrics_of(tmp_path / "parts") if line["kind"] == "train"]
+    assert [line["staleness_max"] > 0 for line in steps] == [False, True, True, True, True, True]
+
+
+@pytest.mark.release
 def test_a_teacher_in_an_engine_teaches_what_it_teaches_on_a_rank(
     settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:

@@ -227,7 +227,7 @@ def test_other_commands_and_a_resume_refuse_a_fit_run(
         (["data.template=hello"], "expected text with {prompt} in it, or chat"),
         (["epoch=2"], "epoch: unknown; did you mean 'epochs'?"),
         (["model.path=no/such/model"], "model.path: cannot load 'no/such/model'"),
-        (["data.train=none.jsonl"], "none.jsonl: No such file or directory"),
+        (["data.train=none.jsonl", "model.path=no/such/model"], "none.jsonl: No such file or directory"),
     ],
 )
 def test_mistakes_are_one_message(

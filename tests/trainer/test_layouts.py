@@ -184,7 +184,7 @@ def test_files_by_wildcards_and_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "part-1.jsonl").write_text("{")
     with pytest.raises(ValueError, match=r"part-1.jsonl:1: not JSON"):
         examples(tmp_path / "part-*.jsonl")
-    with pytest.raises(ValueError, match="no such files"):
+    with pytest.raises(ValueError, match="No such file"):
         examples(tmp_path / "none-*.jsonl")
     with pytest.raises(ValueError, match="not a data set that datasets saved"):
         examples(tmp_path)

@@ -32,11 +32,12 @@ ALGORITHMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
+    ("name", "lora", "ahead"),
     [
-        ("dapo", None),
-        pytest.param("ppo", None, marks=pytest.mark.slow),
-        pytest.param("ppo", {"rank": 4}, marks=pytest.mark.slow),
+        ("dapo", None, 0),
+        pytest.param("dapo", None, 1, marks=pytest.mark.slow),
+        pytest.param("ppo", None, 0, marks=pytest.mark.slow),
+        pytest.param("ppo", {"rank": 4}, 0, marks=pytest.mark.slow),
     ],
 )
 def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
@@ -46,8 +47,10 @@ def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
     tmp_path: Path,
     name: str,
     lora: dict[str, Any] | None,
+    ahead: int,
 ) -> None:
-    settings["model"]["lora"] = lora
+    """A run that has ended and gets more steps, too; also with the batch that was sampled with older weights."""
+    settings["model"]["lora"], settings["max_staleness"] = lora, ahead
     if ALGORITHMS[name]:
         settings["algorithm"] = ALGORITHMS[name]
     whole, broken = tmp_path / "whole", tmp_path / "broken"

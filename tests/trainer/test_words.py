@@ -75,3 +75,9 @@ def test_a_run_in_the_folder_of_a_job_would_vanish(tmp_path: Path, monkeypatch: 
         RunDirectory.claim(Path("runs/a")),
     ):
         pass
+    monkeypatch.chdir(tmp_path)  # without --working-dir
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(ValueError, match="or where the cluster was started"), RunDirectory.claim(Path("runs/a")):
+        pass
+    with RunDirectory.claim(tmp_path / "runs" / "a"):
+        pass

@@ -30,8 +30,9 @@ CPU_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise an engine of two processes requires two NUMA nodes
 }
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _DRIVER_ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray listen on loopback only
+    _LOOPBACK: "0",  # makes Ray listen on loopback only
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",  # actors with their own environment cannot use idle processes
@@ -41,7 +42,6 @@ _DRIVER_ENVIRONMENT = {
 _PASSED_ON = re.compile(r"(NCCL|GLOO|PYTORCH|CUDA|HF)_(?!VISIBLE_DEVICES|TOKEN)")
 """The variables of the driver that workers get, too. Ray sets CUDA_VISIBLE_DEVICES, and HF_TOKEN is a secret."""
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
-_LOOPBACK = "if its head listens on loopback only, set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
 _CONNECTING = 15.0
 """Seconds to wait for a TCP connection to the cluster's address."""
 
@@ -71,7 +71,7 @@ def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say
     Raises:
         ExecutionError: the address does not answer within ``timeout`` seconds, or Ray does not start.
     """
-    named = "ray.address" if address else "RAY_ADDRESS"
+    shown = "ray.address=" if address else "RAY_ADDRESS="
     address = address or os.environ.get("RAY_ADDRESS") or None
     # The driver reports the error of the first rank that fails. Ray would also print the tracebacks of the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
@@ -86,7 +86,7 @@ def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say
         say("ray: starting a cluster on this machine")
         return _begin(cpus)
     say(f"ray: joining the cluster at {address}, for at most {timeout:g} s")
-    _join(address, named, timeout)
+    _join(address, shown + address, timeout)
     return None
 
 
@@ -118,27 +118,45 @@ def _begin(cpus: float) -> Path:
     return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
-def _join(address: str, named: str, timeout: float) -> None:
+def _join(address: str, shown: str, timeout: float) -> None:
     """Join a cluster within ``timeout`` seconds. Ray itself would try a wrong address for 15 minutes."""
     import ray
 
-    shown = f"{named}={address}"
     other = "start one there by 'ray start --head'; without this setting the run starts its own"
-    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", address)
-    if match:
-        try:
-            socket.create_connection((match[1], int(match[2])), min(timeout, _CONNECTING)).close()
-        except (OSError, OverflowError) as error:
-            raise ExecutionError(f"{shown}: no Ray cluster is there ({error}); {other}") from None
-    options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        in_thread(lambda: ray.init(**options)).result(timeout)
+        _check_listens(address, min(timeout, _CONNECTING))
+    except (OSError, ValueError) as error:
+        raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from None
+    try:
+        in_thread(lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)).result(timeout)
     except TimeoutError:
-        raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {_LOOPBACK}; {other}") from None
+        raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {other}") from None
     except Exception as error:
         if "RAY_AUTH_MODE" not in os.environ:  # Ray sends its token to an address only if this is set
             other = f"if the cluster has a token, set RAY_AUTH_MODE=token; otherwise {other}"
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from error
+
+
+def _check_listens(address: str, timeout: float) -> None:
+    """Raise an OSError if nobody listens where Ray will look, which is not on loopback unless its variable is set."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    there = address if "://" in address else str(canonicalize_bootstrap_address(address))
+    match = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)/?", there)
+    if match is None or (error := _error_at(match[1], match[2], timeout)) is None:
+        return
+    if there != address and _error_at("127.0.0.1", match[2], timeout) is None:  # auto, or a name of this machine
+        raise OSError(f"the cluster at 127.0.0.1:{match[2]} is on loopback only: to join it, set {_LOOPBACK}=0")
+    raise OSError(f"no Ray cluster is there ({error})")
+
+
+def _error_at(host: str, port: str, timeout: float) -> Exception | None:
+    """The error of a TCP connection; None if there is none."""
+    try:
+        socket.create_connection((host, int(port)), timeout).close()
+    except (OSError, OverflowError) as error:
+        return error
+    return None
 
 
 def _first_line(error: Exception) -> str:

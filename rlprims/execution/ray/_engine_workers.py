@@ -2,12 +2,9 @@
 
 import asyncio
 import time
-import warnings
-from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +14,7 @@ from rlprims.execution import ModelConfig, RayConfig, Sampling, Work
 from rlprims.execution._observed import Observed, metered
 from rlprims.execution.hf._models import check_vocabularies
 from rlprims.execution.ray._calls import everywhere, first, split
-from rlprims.execution.ray._engine import ModelEngine, without_collection
+from rlprims.execution.ray._engine import ModelEngine, importing_vllm
 from rlprims.execution.ray._head import reports_work
 from rlprims.execution.ray._wire import Sums
 from rlprims.execution.ray._worker_group import SCORED
@@ -25,9 +22,6 @@ from rlprims.execution.ray._worker_group import SCORED
 if TYPE_CHECKING:
     from rlprims.execution.ray._vllm import VllmEngine
     from rlprims.execution.ray._vllm_scorer import VllmScorer
-
-Arrays = Mapping[str, tuple[str, np.ndarray]]
-"""Weights by name, each with the name of its dtype."""
 
 
 class Built(NamedTuple):
@@ -74,18 +68,15 @@ class RolloutWorker(Observed):
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)
         else:
-            with without_collection():
+            with importing_vllm():
                 from rlprims.execution.ray._vllm import VllmEngine
             self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
 
     @first
     @metered
-    def load(self, weights: Arrays, version: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch warns of read-only arrays; they are only read
-            tensors = {name: torch.from_numpy(array) for name, (_, array) in weights.items()}
-            self.engine.load((name, x.view(getattr(torch, weights[name][0]))) for name, x in tensors.items())
+    def load(self, weights: dict[str, Tensor], version: int) -> None:
+        self.engine.load(weights.items())
         self.engine.version = version
 
     open = _of_engine("open")
@@ -197,7 +188,7 @@ class TeacherWorker(Observed):
         if not algorithm.needs_teacher:
             return
         check_vocabularies(model)
-        with without_collection():
+        with importing_vllm():
             from rlprims.execution.ray._vllm_scorer import VllmScorer
         (path,) = model.teachers.values()
         self.engine = VllmScorer(path, model, cluster)

@@ -78,8 +78,7 @@ class RayExecution:
         self.roles = cluster.roles
         self.overlaps = not cluster.colocate
         cpus = sum(pool.workers * pool.cpus for pool in cluster.all_pools.values())
-        begun_here = connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say)
-        HEAD.session = begun_here or HEAD.session
+        HEAD.session = connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say) or HEAD.session
 
         HEAD.watch()
         begin = partial(self._start, cluster, model, optimizer, run, say)
@@ -188,7 +187,7 @@ class RayExecution:
         return self.rollouts.time_plain_sampling(batch, sampling)
 
     def reports(self) -> list[WorkerReport]:
-        return list(self._ask_all("report").values())
+        return list(self._ask_all("report", timeout=self.trainers.heartbeat).values())
 
     def start_profile(self, config: ProfileConfig) -> None:
         self._ask_all("start_profile", config)
@@ -196,7 +195,7 @@ class RayExecution:
     def stop_profile(self) -> dict[str, Profile]:
         return {name: profile for name, profile in self._ask_all("stop_profile").items() if profile is not None}
 
-    def _ask_all(self, method: str, *args: Any) -> dict[str, Any]:
+    def _ask_all(self, method: str, *args: Any, timeout: float | None = None) -> dict[str, Any]:
         """Call a method of all workers; returns their answers by name, without those of lost workers."""
         groups = {group.name: group for group in (*self.pools.values(), self.teachers)} | {"rollout": self.rollouts}
         workers = {f"{name}_{i}": w for name, group in groups.items() for i, w in enumerate(group.workers)}
@@ -204,28 +203,24 @@ class RayExecution:
         answers = {}
         for name, ref in asked.items():
             with suppress(WorkerLost):
-                answers[name] = fetch(ref, name, self.trainers.timeout)
+                answers[name] = fetch(ref, name, timeout or self.trainers.timeout)
         return answers
 
     def close(self) -> None:
         self._release()
-        HEAD.failed = sys.exc_info()[0] is not None
-        if HEAD.failed and HEAD.session is not None:
-            log.warning("the logs of the run's cluster are kept: %s/logs", HEAD.session)
+        HEAD.ended(failed=sys.exc_info()[0] is not None)
 
-    def _measured(self, group: WorkerGroup, method: Callable[..., R], batch: DataProto, **options: Any) -> R:
+    def _measured(self, group: WorkerGroup, method: Callable[..., R], *args: Any, **options: Any) -> R:
         if group is self.trainers:
             self.sharing.give_to_ranks()
-        measured: R = group.call(method, batch, **options).result()
+        measured: R = group.call(method, *args, **options).result()
         return measured
 
     def _learned(
         self, group: WorkerGroup, method: Any, batch: DataProto, totals: StepTotals, algorithm: Algorithm
     ) -> UpdateReport:
-        if group is self.trainers:
-            self.sharing.give_to_ranks()
         together = algorithm.together or "trajectory_ids"
-        reports: list[UpdateReport] = group.call(method, batch, algorithm, totals, together=together).result()
+        reports: list[UpdateReport] = self._measured(group, method, batch, algorithm, totals, together=together)
         loss, metrics = sum(report.loss for report in reports), merge_metrics(*(report.metrics for report in reports))
         return reports[0]._replace(loss=loss, metrics=metrics)
 

@@ -5,6 +5,7 @@ Without its head (the GCS) Ray starts no worker and reports no death of one; aft
 
 import atexit
 import errno
+import logging
 import math
 import os
 import shutil
@@ -37,6 +38,7 @@ _RAY_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class ClusterLost(ExecutionError):
@@ -74,6 +76,12 @@ class ClusterHead:
         self.watch()
         self.session: Any = None  # the folder of a cluster that was started here
         self.failed = True  # until a run is complete
+
+    def ended(self, *, failed: bool) -> None:
+        """End the use of a cluster that was started here. After a failure its folder stays, and a line says where."""
+        self.failed = failed
+        if failed and self.session is not None:
+            log.warning("the logs of the run's cluster are kept: %s/logs", self.session)
 
     def watch(self) -> None:
         """Begin to watch the head of a cluster."""
@@ -149,10 +157,11 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
             if time.monotonic() >= limit.end + _RELEASE_SECONDS:
                 raise limit.failure("Ray does not answer")
         return outcome.result()
-    except BaseException:  # Ctrl-C, too
+    except BaseException as error:  # Ctrl-C, too
         limit.seconds = limit.end = -math.inf  # the function waits no longer, and releases what it has
         if not HEAD.lost:
             wait_for([outcome], timeout=_RELEASE_SECONDS)
+        HEAD.ended(failed=isinstance(error, Exception))
         raise
 
 

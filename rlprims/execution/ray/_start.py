@@ -106,6 +106,7 @@ def start_training(
         shown = "training" if name == "main" else name
         place = places[name]
         groups[name] = WorkerGroup(TrainingWorker, count, place, name=shown, timeout=timeout, same_rows=same_rows)
+        groups[name].heartbeat = cluster.heartbeat_timeout
         held.callback(groups[name].stop)
     for name, group in groups.items():
         address = group.call(TrainingWorker.address).result(math.inf)

@@ -3,9 +3,9 @@
 import socket
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
+import ray
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -28,6 +28,8 @@ from rlprims.execution.ray._worker_group import SCORED, SCORED_BY_POLICY
 class TrainingWorker(Observed):
     """A rank of a pool. One process holds its shards of the models of all the pool's roles."""
 
+    threads: ClassVar = {"pings": 1}
+
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
         self.rank, self.size = rank, size
@@ -38,11 +40,13 @@ class TrainingWorker(Observed):
     @first
     def address(self) -> tuple[str, int]:
         """Open a port for the other ranks, on this node's address only; returns host and port."""
-        import ray
-
         self.listener = socket.create_server((ray.util.get_node_ip_address(), 0))
         host, port = self.listener.getsockname()[:2]
         return host, port
+
+    @ray.method(concurrency_group="pings")  # type: ignore[untyped-decorator]
+    def ping(self) -> None:
+        """Return at once, in a thread beside the one that works. The answer shows that the process does not hang."""
 
     @everywhere
     @reports_work()
@@ -97,14 +101,10 @@ class TrainingWorker(Observed):
 
     @everywhere
     @metered
-    def adapters(self) -> dict[str, tuple[str, np.ndarray]] | None:
-        """Gather the policy's adapters: on rank 0 by name, each with its dtype; None on the other ranks."""
+    def adapters(self) -> dict[str, Tensor] | None:
+        """Gather the policy's adapters: on rank 0 by name; None on the other ranks."""
         found = {name: _fsdp.whole(parameter) for name, parameter in trained(self.training.policy.module).items()}
-        if self.rank != 0:
-            return None
-        # As numpy arrays, which Ray shares between processes without a copy; bfloat16 as its bits.
-        bits = {name: x.view(torch.int16) if x.dtype is torch.bfloat16 else x for name, x in found.items()}
-        return {name: (str(x.dtype).removeprefix("torch."), bits[name].numpy()) for name, x in found.items()}
+        return found if self.rank == 0 else None
 
     @everywhere
     @metered
@@ -124,8 +124,6 @@ class TrainingWorker(Observed):
 
         Rank 0 returns the checksums of the sent tensors, those that each worker received, and the failures.
         """
-        import ray
-
         if backend not in self.transfers:
             self.transfers[backend] = _transfer_by(backend, self.rank, ray.util.get_node_ip_address(), timeout)
         client = EngineClient(engines, processes=processes, version=version, timeout=timeout)

@@ -5,6 +5,7 @@ NCCL sends to engines on other devices, CUDA IPC to an engine on the same device
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTran
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from rlprims.execution.ray._cluster import in_thread
 from rlprims.execution.ray._transfer import EngineClient, Source
 from rlprims.execution.ray._wire import Sums, checksums
 
@@ -80,7 +82,11 @@ class Nccl:
                 packed=True,
                 packed_buffer_size_bytes=max(_BUFFER, reads.source.largest),
             )
-            return WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads)
+            # In a thread, because neither the store nor NCCL stops waiting for an engine that is lost meanwhile.
+            made = in_thread(lambda: WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads))
+            while not wait_for([made], timeout=0.1).done:
+                client.heed()
+            return made.result()
 
     def _unblock(self) -> None:
         """Abort the NCCL operations that wait for the engines. Another thread than the waiting one calls this."""

@@ -1,18 +1,17 @@
 """The code that vLLM's own worker processes import: receivers of weights, and a sampler for CPUs."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS, _place_kernel_tensors, get_layerwise_info
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
@@ -97,12 +96,8 @@ class _Summing:
 
 
 @dataclass
-class _Init(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there when types are checked
-    host: str
-    port: int
-    rank_offset: int
-    size: int
-    timeout: float
+class _Init(Endpoint, WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """What vLLM's calls say of the address."""
 
 
 @dataclass
@@ -110,19 +105,15 @@ class _Update(WeightTransferUpdateInfo):  # type: ignore[misc]
     parts: list[list[list[Any]]]  # the name, dtype and shape of each tensor, by part
 
 
-class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
-    """Implements vLLM's interface for new weights with :mod:`rlprims.execution.ray._wire`."""
+class _Gloo(NCCLWeightTransferEngine):  # type: ignore[misc]
+    """Receives by :mod:`rlprims.execution.ray._wire`; an update begins and ends as NCCL's."""
 
     init_info_cls, update_info_cls = _Init, _Update
     wire: Receiver | None = None
 
     def init_transfer_engine(self, init_info: _Init) -> None:
         # The processes of an engine have consecutive ranks.
-        mine = init_info.rank_offset + self.parallel_config.rank
-        self.wire = Receiver(Endpoint(init_info.host, init_info.port, mine, init_info.size, init_info.timeout))
-
-    def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        self.wire = Receiver(replace(init_info, rank_offset=init_info.rank_offset + self.parallel_config.rank))
 
     def receive_weights(self, update_info: _Update) -> None:
         if self.wire is None:
@@ -130,9 +121,6 @@ class _Gloo(WeightTransferEngine[_Init, _Update]):  # type: ignore[misc]
         for part in self.wire.parts(update_info.parts):
             self.model.load_weights(part.items())
             del part  # free this part before the next one is received
-
-    def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         self.wire = None

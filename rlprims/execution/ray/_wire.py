@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -40,7 +41,8 @@ class Info(NamedTuple):
         return size
 
 
-class Endpoint(NamedTuple):
+@dataclass
+class Endpoint:
     """The address that a receiver connects to, and its rank in the group. The sender has rank 0."""
 
     host: str

@@ -1,6 +1,8 @@
 """Groups of Ray actors: ``group.call(Worker.method, ...)`` runs it on the ranks that its decorator says."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -14,7 +16,7 @@ from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution.hf import without_tokens
 from rlprims.execution.ray._calls import Dispatch, WorkerLost, fetch
-from rlprims.execution.ray._head import wait
+from rlprims.execution.ray._head import START, wait
 
 R = TypeVar("R")
 
@@ -31,16 +33,26 @@ class Pending(Generic[R]):
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for every rank, and return the joined result. A worker's error is raised as in :func:`fetch`."""
-        limit = self.group.timeout if timeout is None else timeout
+        limit, pulse = self.group.timeout if timeout is None else timeout, self.group.heartbeat / 2
+        end = time.monotonic() + limit
         # Raise the error of the rank that fails first. The errors of ranks that wait for it come later.
         waiting, results = list(self.refs), dict[Any, Any]()
         while waiting:
-            done, waiting = wait(waiting, limit, self._name(waiting))
-            if not done:
+            done, waiting = wait(waiting, min(pulse, end - time.monotonic()), self._name(waiting))
+            if not done and time.monotonic() >= end:
                 raise WorkerLost(f"{self._name(waiting)} did not answer within {limit:g} s")
+            if not done and START.get().end == math.inf:  # imports and the loading of models answer no ping
+                self._ping(waiting, pulse)
             for ref in done:
                 results[ref] = fetch(ref, self._name([ref]), limit)
         return self.collect([results[ref] for ref in self.refs])
+
+    def _ping(self, refs: Sequence[Any], timeout: float) -> None:
+        """Raise a WorkerLost if the process of a rank does not answer."""
+        for ref in refs:
+            ping, name = self.group.workers[self.refs.index(ref)].ping.remote(), self._name([ref])
+            if not wait([ping], timeout, name)[0]:
+                raise WorkerLost(f"{name} answered no ping within {timeout:g} s: its process is stopped, or hangs")
 
     def _name(self, refs: Sequence[Any]) -> str:
         ranks = [self.refs.index(ref) for ref in refs]
@@ -60,18 +72,21 @@ class Place(NamedTuple):
     def start(self, worker: type, rank: int, count: int) -> Any:
         """Start an actor in the bundle of its rank; returns the actor's handle."""
         bundle = PlacementGroupSchedulingStrategy(self.placement_group, self.bundles[rank])
-        actor = ray.remote(worker).options(
+        actor = ray.remote(
             num_cpus=self.cpus,
             num_gpus=self.gpus,
             max_restarts=0,  # a worker that Ray restarts would have the initial weights
             scheduling_strategy=bundle,
             runtime_env={"env_vars": self.environment},
-        )
+            concurrency_groups=getattr(worker, "threads", None),
+        )(worker)
         return actor.remote(rank, count)
 
 
 class WorkerGroup:
     """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch."""
+
+    heartbeat = math.inf  # seconds in which the process of each must answer a ping while it works
 
     def __init__(self, worker: type, size: int, place: Place, *, name: str, timeout: float, same_rows: int = 1) -> None:
         self.worker: Any = worker
