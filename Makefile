@@ -113,6 +113,7 @@ pages: $(VENV)/.dev ## write the generated pages anew; the tests check that they
 	$(BIN)/python -m tools.algorithm_tables
 	$(BIN)/python -m tools.settings_tables
 	$(BIN)/python -m tools.model_table
+	$(BIN)/python -m tools.version_table
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
