@@ -5,7 +5,6 @@ peft replaces linear layers by layers that add B A x. In a model without adapter
 
 import importlib.util
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,12 +43,9 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     bare = nn.ModuleDict({"model": model})  # without a config: by that of a mixture peft adapts routers and experts
     modules = {name: layer for name, layer in bare.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
     linear = sorted({name.split(".")[-1] for name in modules})
-    owners = Counter(id(weight) for _, weight in bare.named_parameters(remove_duplicate=False))
-    between = [
-        name
-        for name, layer in modules.items()
-        if layer not in ends and owners[id(layer.weight)] == 1 and not _is_read_apart(bare, name)
-    ]
+    weights = [id(layer.weight) for layer in modules.values()]  # merged, those of tied layers would differ
+    alone = [name for name, layer in modules.items() if layer not in ends and weights.count(id(layer.weight)) == 1]
+    between = [name for name in alone if not _is_read_apart(bare, name)]
     targets = between if config.target_modules == "all-linear" else list(config.target_modules)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -174,10 +170,8 @@ def check_base(model: nn.Module, directory: Path, checksum: str) -> None:
 def lora_of(directory: Path) -> LoraConfig:
     """The settings that :func:`save_adapter` wrote."""
     stored = json.loads((directory / "adapter_config.json").read_text())
-    targets = stored["target_modules"]
-    targets = targets if isinstance(targets, str) else tuple(targets)
     rank, alpha, stabilized = stored["r"], stored["lora_alpha"], stored["use_rslora"]
-    return LoraConfig(rank=rank, alpha=alpha, rank_stabilized=stabilized, target_modules=targets)
+    return LoraConfig(rank=rank, alpha=alpha, rank_stabilized=stabilized, target_modules=stored["target_modules"])
 
 
 @torch.no_grad()
