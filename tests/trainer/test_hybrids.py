@@ -17,6 +17,10 @@ CHOSEN = ("qwen3_next", "lfm2", "granitemoehybrid")
 """One of each kind of state: a delta rule with experts, convolutions, state spaces; the others before a release."""
 
 
+SIZES_OF_VLLM = ("hidden_size", "conv_dim", "block_dim")
+"""vLLM's LFM2 has these names in its config, and on a CPU heads of 32 numbers and more."""
+
+
 def largest_mismatch(
     model: Path, questions: Path, tmp_path: Path, *overrides: str, command: Callable[..., None] = rlprims
 ) -> float:
@@ -41,8 +45,7 @@ def test_a_hybrid_trains(kind: str, questions: Path, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_hybrid_trains_with_a_vllm_engine(questions: Path, tmp_path: Path) -> None:
-    """vLLM's attention on a CPU has heads of 32 and more."""
-    model = save_hybrid(tmp_path / "model", "lfm2", hidden_size=128, conv_dim=128)
+    model = save_hybrid(tmp_path / "model", "lfm2", **dict.fromkeys(SIZES_OF_VLLM, 128))
     engine = ("execution=ray", "ray.engine=vllm", "ray.training_workers=1", f"ray.kv_cache_bytes={64 << 20}")
     assert largest_mismatch(model, questions, tmp_path, *engine, command=on_ray) < 5e-5
 
