@@ -1,6 +1,5 @@
 """Models with states, and a longrope model, train two steps by the command; the trainer's numbers are the sampler's."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import yaml
 from tests.execution.test_execution_ropes import BORDER, LONG, save
 from tests.hybrids import save_hybrid
 from tests.trainer.runs import metrics_of, rlprims, small_run
-from tests.trainer.shared_cluster import rlprims as on_ray
 
 TEN = ("qwen3_5_text", "qwen3_next", "lfm2", "lfm2_moe", "bamba", "jamba", "nemotron_h", "granitemoehybrid")
 TEN += ("falcon_h1", "kimi_linear", "minimax")
@@ -17,17 +15,11 @@ CHOSEN = ("qwen3_next", "lfm2", "granitemoehybrid")
 """One of each kind of state: a delta rule with experts, convolutions, state spaces; the others before a release."""
 
 
-SIZES_OF_VLLM = ("hidden_size", "conv_dim", "block_dim")
-"""vLLM's LFM2 has these names in its config, and on a CPU heads of 32 numbers and more."""
-
-
-def largest_mismatch(
-    model: Path, questions: Path, tmp_path: Path, *overrides: str, command: Callable[..., None] = rlprims
-) -> float:
+def largest_mismatch(model: Path, questions: Path, tmp_path: Path, *overrides: str) -> float:
     settings = small_run(model, questions, tmp_path / "run") | {"steps": 2, "recompute_log_probs_every": 1}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
-    command("train", config, *overrides)
+    rlprims("train", config, *overrides)
     lines = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [1, 2]
     return max(line["mismatch_max"] for line in lines)
@@ -40,14 +32,6 @@ def largest_mismatch(
 def test_a_hybrid_trains(kind: str, questions: Path, tmp_path: Path) -> None:
     model = save_hybrid(tmp_path / "model", kind)
     assert largest_mismatch(model, questions, tmp_path, "model.packing=false") < 5e-5
-
-
-@pytest.mark.ray
-@pytest.mark.release
-def test_a_hybrid_trains_with_a_vllm_engine(questions: Path, tmp_path: Path) -> None:
-    model = save_hybrid(tmp_path / "model", "lfm2", **dict.fromkeys(SIZES_OF_VLLM, 128))
-    engine = ("execution=ray", "ray.engine=vllm", "ray.training_workers=1", f"ray.kv_cache_bytes={64 << 20}")
-    assert largest_mismatch(model, questions, tmp_path, *engine, command=on_ray) < 5e-5
 
 
 @pytest.mark.slow
