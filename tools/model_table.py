@@ -40,8 +40,9 @@ has the log-probs and the gradient of a row alone, to 1e-5 in float32, whatever 
   logits in the config is refused.
 - **sampled**: by `execution: local` and by `ray.engine: hf`.
 - **vLLM**: by `ray.engine: vllm`, as its registry says: *yes*; by the code of *transformers*; or *until* an older
-  version. It tries other types by the code of transformers too. Its CPU build ran no tiny model with states: Qwen3-Next fails
-  in its kernel, and LFM2 has other log-probs than the trainer. Both end in one line before the first step.
+  version. It tries other types by the code of transformers too. Its CPU build ran no tiny model with states:
+  Qwen3-Next fails in its kernel, and LFM2 has other log-probs than the trainer. Both end in one line before the first
+  step.
 - **read in shards**: [a rank reads its parts of the files](execution.md#what-to-set), if they store every parameter.
 - **tensor parallel**: `ray.training_tensor_parallel`.
 - **routes**: `model.replay_routes`, for mixtures of experts.
