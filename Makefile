@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Otherwise every process compiles torch anew: no installer does it beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-lowest test-slow test-laws test-peers test-ray test-release test-bridges mutants mutants-changed lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-lowest test-newest test-slow test-laws test-peers test-ray test-release test-bridges mutants mutants-changed lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -55,6 +55,14 @@ test-pythons: ## the fast tests of what is not numbers alone on the other Python
 
 test-lowest: ## the same with the lowest versions that pyproject.toml allows
 	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt WITHOUT="$(NUMBERS)"
+
+# transformers is what moves most: also the models, and the tables of what is known of its types.
+MODELS = $(patsubst %,tests/execution/test_execution_%.py,zoo hybrids ropes packed lora balance sampler generate head routes)
+
+test-newest: ## the same with the newest versions of the index, and then tiny models of many types; before a release
+	rm -rf .venv-newest
+	$(MAKE) test-fast VENV=.venv-newest CONSTRAINTS=constraints/newest.txt WITHOUT="$(NUMBERS)"
+	.venv-newest/bin/python -m pytest -q -n 2 -m "not ray and not release" $(MODELS)
 
 test-slow: $(VENV)/.dev ## killed processes, whole runs, many random cases
 	$(BIN)/python -m pytest -q -m "slow and not laws and not release" --durations=25
@@ -105,6 +113,7 @@ pages: $(VENV)/.dev ## write the generated pages anew; the tests check that they
 	$(BIN)/python -m tools.algorithm_tables
 	$(BIN)/python -m tools.settings_tables
 	$(BIN)/python -m tools.model_table
+	$(BIN)/python -m tools.version_table
 
 $(VENV)/.train: pyproject.toml constraints/dev.txt
 	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt torch
@@ -166,4 +175,4 @@ install-ray: .venv-ray/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants .venv-triton .venv-bridges .venv-docs docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-ray .venv-mutants .venv-triton .venv-bridges .venv-docs .venv-lowest .venv-newest docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,7 +20,7 @@ from rlprims.algorithms import PRESETS, Algorithm, BoundFunction
 from rlprims.fit.config import FitConfig
 from rlprims.testing._cases import VOCABULARY
 from rlprims.trainer.config import Config
-from tools import paper_pages
+from tools import paper_pages, version_table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -260,3 +260,7 @@ def test_the_pages_say_what_has_run_on_a_gpu() -> None:
     for path in (ROOT / "README.md", DOCS / "trainer.md"):
         assert re.search(r"one process.*on a GPU|on a GPU.*one process", path.read_text(), re.IGNORECASE)
         assert "benchmarks/gpu.md" in path.read_text()
+
+
+def test_the_versions_that_were_tried_are_of_today() -> None:
+    assert version_table.PAGE.read_text() == version_table.page(), "run python -m tools.version_table"

@@ -52,15 +52,12 @@ def check_files(path: str) -> Iterator[Diagnosis]:
     yield Diagnosis("type of the model", wrong is None, wrong or kind, "use a type of docs/models.md")
     rows, largest = text.vocab_size, max([*tokenizer.get_vocab().values(), *tokenizer.all_special_ids])
     size = f"{rows} rows of the embedding, largest token {largest}"
-    yield Diagnosis(
-        "vocabulary", not tokens_beyond(tokenizer, rows), size, "resize the embedding or remove added or special tokens"
-    )
+    yield Diagnosis("vocabulary", not tokens_beyond(tokenizer, rows), size, "resize the embedding, or remove tokens")
     module = importlib.util.find_spec(type(config).__module__.replace("configuration_", "modeling_"))
     source = Path(module.origin).read_text() if module is not None and module.origin else ""
     used = {*re.findall(r'from_hub_with_fallback\("\w+", "(\w+)"', source)}
     missing = sorted(name for name in used if importlib.util.find_spec(name) is None)
-    names = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
-    lacks = ", ".join(names.get(name, name) for name in missing)
+    lacks = ", ".join(name.replace("_", "-").replace("fla", "flash-linear-attention") for name in missing)
     what = f"{lacks} not installed: transformers uses slow torch code" if missing else "none is missing"
     works = not missing or not torch.cuda.is_available()  # they need a GPU
     yield Diagnosis("kernels of the model", works, what, f"pip install {lacks}")

@@ -54,21 +54,17 @@ class MicroBatches(NamedTuple):
 
 def shape_of(model: ModelConfig) -> Shape:
     """Return the sizes of a model. It is built on the device ``meta``, so tied weights and adapters are counted."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from rlprims.execution.hf._adapters import adapt
+    from rlprims.execution.hf._families import without_data
 
-    try:
-        config = AutoConfig.from_pretrained(model.path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model.path: cannot load {model.path!r}: {str(error).splitlines()[0]}") from None
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
+    module = without_data(AutoModelForCausalLM, model.path)
     parameters = sum(p.numel() for p in module.parameters())
     with torch.device("meta"):
         adapted = adapt(module, model.lora)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    text = config.get_text_config()
+    text = module.config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     return Shape(

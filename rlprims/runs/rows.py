@@ -18,6 +18,8 @@ from rlprims.runs.files import files_of, values_of
 from rlprims.turns.tokens import Chat
 
 Row = TypeVar("Row")
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+"""In a chat template, whose arguments transformers 5.24 makes plain: no function reaches it."""
 
 
 class RowsConfig(Section):
@@ -49,8 +51,9 @@ class RowsConfig(Section):
     def chat(self, tokenizer: Any) -> Chat:
         """The tokenizer's chat template with the arguments of the settings."""
         arguments, time = dict(self.template_arguments), self.time
-        if time is not None and "strftime_now" in str(getattr(tokenizer, "chat_template", None)):
-            arguments.setdefault("strftime_now", time.strftime)
+        template = arguments.get("chat_template", getattr(tokenizer, "chat_template", None))
+        if time is not None and isinstance(template, str) and "strftime_now" in template:
+            arguments["chat_template"] = _NOW.sub(lambda now: repr(time.strftime(now[2])), template)
         return Chat(tokenizer, arguments)
 
 

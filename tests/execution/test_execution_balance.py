@@ -80,6 +80,7 @@ def test_it_is_that_of_transformers(mixtures, kind):
     ids=["padded", "micro-batches", "padded micro-batches", "fused"],
 )
 def test_it_is_the_same_in_every_layout(path, batch, changes):
+    """trl#7009: a fused head leaves it out, unsaid."""
     whole, parts = local(path, REINFORCE, **ON), local(path, REINFORCE, **ON, **changes)
     first, second = whole.update(batch, REINFORCE), parts.update(batch, REINFORCE)
     assert second.loss == pytest.approx(first.loss, rel=1e-5)

@@ -17,6 +17,7 @@ TEXTS = ["1+2="] * 3 + ["7", "17-3=", "7"] + ["12+34= 90"] * 3
 
 @pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=LATE) for k in HYBRIDS])
 def test_a_row_is_what_it_is_alone(tmp_path, kind):
+    """In a batch that rows leave; paged caches refuse these layers (transformers#48305)."""
     more = {"attention": "eager"} if kind in NO_ATTENTION else {}
     path = save_hybrid(tmp_path, kind)
     # Of 32 tokens eight end a response, so that rows end at other times, and leave.

@@ -4,6 +4,7 @@ By default some types are tested by their numbers alone; ``-m slow`` tests more,
 release tests all.
 """
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
-from rlprims.execution import ModelConfig, Sampling
+from rlprims.execution import LoraConfig, ModelConfig, Sampling
 from rlprims.execution.hf import Training, with_counts
+from rlprims.execution.hf._adapters import adapt, trained
+from rlprims.execution.hf._adapters import merged as merge
 from rlprims.execution.hf._families import (
     FUSED_HEAD_MODELS,
     NOT_SAMPLED,
@@ -32,7 +35,7 @@ from rlprims.execution.hf._sampling import sample
 from tests import tiny
 from tests.execution import zoo
 from tests.execution.execution_contract import OPTIMIZER
-from tools.model_table import PAGE, table, types_of
+from tools import model_table
 
 FAST = (
     *("deepseek_v3", "ernie4_5", "gemma2", "gemma4_text", "glm4", "glm4_moe", "gpt_oss", "kimi_linear", "lfm2"),
@@ -78,8 +81,8 @@ def each_alone(model, rows):
     return found
 
 
-def close(actual, expected, atol=1e-5):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+def close(actual, expected, atol=1e-5, rtol=0.0):
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
 def log_probs(model, **how):
@@ -137,6 +140,34 @@ def test_sampled_rows_are_those_alone(kind):
     close(found.log_probs, each_alone(model, again))
 
 
+@pytest.mark.parametrize("kind", EACH)
+def test_merged_adapters_are_those_beside_the_weights(kind):
+    """By ``all-linear``; for a mixture in attention and shared experts."""
+    adapted, merged = zoo.build(kind), zoo.build(kind)
+    adapt(adapted, LoraConfig(rank=2))
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in trained(adapted).items():
+        if ".lora_B." in name:
+            parameter.data.normal_(std=0.1, generator=generator)
+    merged.load_state_dict(merge(adapted, adapted.state_dict()))
+    before = each_alone(zoo.build(kind), batch())
+    expected = each_alone(adapted, batch())
+    assert (expected - before).abs().max() > 1e-3
+    if why_padded(adapted.config) is None:
+        use_packing(adapted)
+    close(log_probs(adapted).detach(), expected, rtol=1e-5)
+    close(each_alone(merged, batch()), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("mamba2", "out_proj"), ("jamba", "dt_proj"), ("longcat_flash", "classifier"), ("zamba", "q_proj")],
+)
+def test_adapters_that_the_model_would_pass_by_are_refused(kind, layer):
+    with pytest.raises(ValueError, match=rf"target_modules: .*{layer} is not .* that alone reads its weight"):
+        adapt(zoo.build(kind), LoraConfig(target_modules=(layer,)))
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_the_defaults_train_it(kind, tmp_path):
     """A saved model is loaded, scores as before, and does an update. Ranks can read its files if that is declared."""
@@ -166,10 +197,20 @@ def test_the_defaults_train_it(kind, tmp_path):
 
 
 def test_every_type_of_transformers_is_in_the_table():
-    """A new transformers has new types: write the table anew (make pages), and run these tests with ``-m slow``."""
-    assert MAPPING.keys() <= types_of(PAGE.read_text())
-    if f"transformers {zoo.transformers_version()}" in PAGE.read_text():
-        assert PAGE.read_text() == table(), "docs/models.md is stale: run python -m tools.model_table"
+    """A new transformers has new types: read them by tools/model_table.py, and run this file with ``-m slow``."""
+    known = json.loads(model_table.TYPES.read_text())["types"]
+    for kind, each in model_table.types_here().items():
+        assert known[kind] | each == known[kind], kind
+    assert model_table.PAGE.read_text() == model_table.table(), "docs/models.md is stale: run make pages"
+
+
+@pytest.mark.ray
+def test_what_vllm_has_is_in_the_table():
+    has = model_table.vllm_here()
+    known = json.loads(model_table.TYPES.read_text())["types"]
+    assert {kind: each["vllm"] for kind, each in known.items()} == {
+        kind: has.get(each["class"], "") for kind, each in known.items()
+    }
 
 
 @pytest.mark.parametrize("kind", REFUSED)

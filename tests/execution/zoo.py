@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -34,12 +33,19 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1),
 }
 _TWO_KEYS = {"num_key_value_heads": 2}
+_NO_MORE_TOKENS = {"unpadded_vocab_size": VOCABULARY}
 _LAST_IS_ATTENTION = {"layer_types": ["linear_attention", "full_attention"]}
+_TEXT = {
+    k: SMALL[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "initializer_range")
+}
+_TEXT |= {"num_attention_heads": 2, "max_position_embeddings": 64}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _MROPE = _ROPE | {"mrope_section": [2, 2, 4]}
 MORE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "diffllama"), _TWO_KEYS),
-    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu"), _TWO_KEYS),
+    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "sarvam_mla", "youtu"), _TWO_KEYS),
+    **dict.fromkeys(("bailing_hybrid", "dots3_note_text"), _TWO_KEYS),
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), _NO_MORE_TOKENS),
     "bamba": {"attn_layer_indices": [1]},
     "codegen": {"n_head": 4, "rotary_dim": 8},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _MROPE, "sliding_attention": _MROPE}},
@@ -47,7 +53,10 @@ MORE: dict[str, dict[str, Any]] = {
     "dbrx": {"tie_word_embeddings": False, "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 10000.0}}
     | {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_top_k": 2}, "max_seq_len": 64},
     "deepseek_v4": {"head_dim": 16, "o_groups": 2, "o_lora_rank": 8, "hc_mult": 2},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1, "num_hidden_layers": 4}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "fuyu": {"text_config": {"model_type": "persimmon", **_TEXT}},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
     "granitemoehybrid": _LAST_IS_ATTENTION | {"shared_intermediate_size": 16},
@@ -107,21 +116,19 @@ MORE: dict[str, dict[str, Any]] = {
 NOT_HERE = {
     "blt": "its text is bytes in patches",
     "cpmant": "it makes its own prompt of embeddings",
+    "dots3_note": "its parts for images and sound cannot be small; its text part is dots3_note_text",
     "emu3": "its text part cannot be loaded alone once it is saved",
     "gemma3n": "its vision part needs timm; its text part is gemma3n_text",
     "gemma4_assistant": "it drafts for another model",
     "gemma4_unified_assistant": "it drafts for another model",
     "got_ocr2": "it reads images",
+    "moss_transcribe_diarize": "its part for sound cannot be small",
     "musicgen": "it writes sound",
     "musicgen_melody": "it writes sound",
     "phi4_multimodal": "its parts for sound and images cannot be small",
     "reformer": "it has gradients in training mode alone, with random hashes",
 }
 """Types without a tiny model, and why."""
-
-
-def transformers_version() -> str:
-    return transformers.__version__
 
 
 def _settings(kind: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_switch_adds_up_layers_and_mixtral_joins_them() -> None:
 
 @pytest.mark.parametrize("form", ["mixtral", "switch"])
 def test_micro_batches_sum_to_the_step(form: str) -> None:
-    """Values and gradients, with the step's counts and totals. Means of the micro-batches' own losses differ."""
+    """Values and gradients, with the step's counts and totals. Means of their own losses (trl#6083) differ."""
     mask = torch.arange(9) < torch.tensor([[9], [2], [0], [5], [7]])
     logits = random(5, 9).requires_grad_()
     step = {"expert_counts": counts(logits, mask, 2), "form": form}

@@ -7,7 +7,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SIZES = {"M": 19, "G": 17, "L": 17, "R": 16, "K": 11, "E": 10, "T": 14, "O": 12, "V": 8, "F": 8, "D": 12, "S": 12}
-SIZES |= {"W": 12, "P": 11, "X": 8, "B": 31, "C": 7, "N": 9, "H": 3}
+SIZES |= {"W": 12, "P": 11, "X": 8, "B": 31, "C": 7, "N": 9, "H": 6}
 ROWS = re.findall(r"^\| ([A-Z]\d+) \| (.+) \| (.+) \|$", (HERE / "README.md").read_text(encoding="utf-8"), re.M)
 LAWS = "".join(path.read_text(encoding="utf-8") for path in (HERE.parents[1] / "rlprims/testing").glob("_laws_*.py"))
 

@@ -13,6 +13,7 @@ from rlprims.doctor.installation import check_end_tokens
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import build
 from tests import tiny
+from tests.hybrids import save_hybrid
 
 CHATML = (
     "{% for message in messages %}{{ '<answer>' + message['content'] + '</answer>' }}{% endfor %}"
@@ -67,6 +68,29 @@ def test_a_run_warns_before_it_loads_the_model(
     build(load({**settings, "model": {"path": str(folder)}}), console)
     assert "warning" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "ends a sequence" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("packing", [None, False])
+def test_a_type_that_is_padded_is_noted_once(
+    packing: bool | None, load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    path = save_hybrid(tmp_path / "hybrid", "lfm2")
+    build(load({**settings, "model": {"path": str(path), "packing": packing}}), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("note: a lfm2 is padded: no test packs this type\n") == (packing is None)
+    assert text.count("padded") == (packing is None)
+
+
+def test_a_tokenizer_beyond_the_embedding_is_one_line_before_the_weights_are_read(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path
+) -> None:
+    """The folder has no weights at all; the run was an IndexError in the first forward pass."""
+    tiny.config(vocab_size=30).save_pretrained(tmp_path / "files")
+    tiny.tokenizer().save_pretrained(tmp_path / "files")
+    with pytest.raises(
+        ValueError, match=r"^model\.path: the tokenizer has 2 tokens, such as '[kl]', beyond the 30 rows .*$"
+    ):
+        build(load({**settings, "model": {"path": str(tmp_path / "files")}}), console)
 
 
 @pytest.mark.slow

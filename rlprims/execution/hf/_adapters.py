@@ -37,14 +37,15 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     if importlib.util.find_spec("peft") is None:
         raise ValueError(f"model.lora needs peft: {hint('lora')}")
     from peft import inject_adapter_in_model
-    from peft.tuners.lora import Linear
 
     heads = [head for head in HEADS if hasattr(model, head)]
     ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     bare = nn.ModuleDict({"model": model})  # without a config: by that of a mixture peft adapts routers and experts
     modules = {name: layer for name, layer in bare.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
     linear = sorted({name.split(".")[-1] for name in modules})
-    between = [name for name, layer in modules.items() if layer not in ends]
+    weights = [id(layer.weight) for layer in modules.values()]  # merged, those of tied layers would differ
+    alone = [name for name, layer in modules.items() if layer not in ends and weights.count(id(layer.weight)) == 1]
+    between = [name for name in alone if not _is_read_apart(bare, name)]
     targets = between if config.target_modules == "all-linear" else list(config.target_modules)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -53,15 +54,24 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
         except ValueError as error:
             raise ValueError(f"model.lora.target_modules: {error} Linear layers here: {', '.join(linear)}") from None
     model.lora_config = config  # type: ignore[assignment]
-    wrong = [name for name, layer in _layers(model) if layer.base_layer in ends or not isinstance(layer, Linear)]
-    if wrong:
-        raise ValueError(f"model.lora.target_modules: {wrong[0]} is not a linear layer between embedding and head")
+    if wrong := [name for name, _ in _layers(model) if f"model.{name}" not in between]:
+        reason = "is not a linear layer between embedding and head that alone reads its weight"
+        raise ValueError(f"model.lora.target_modules: {wrong[0]} {reason}")
     for head in heads:
         layer = getattr(model, head).requires_grad_(True)
         layer.register_forward_pre_hook(lambda layer, inputs: (inputs[0].to(layer.weight.dtype),))
     for parameter in trained(model).values():
         parameter.data = parameter.data.float()
     return model
+
+
+def _is_read_apart(model: nn.Module, name: str) -> bool:
+    """Whether a router, or a kernel of a state space, reads the weight without the layer, and so without adapters."""
+    *path, last = name.split(".")
+    parent = model.get_submodule(".".join(path))
+    is_state_space = hasattr(parent, "A_log") and hasattr(parent, "D")
+    routes = any("Router" in type(module).__name__ for module in (parent, parent.get_submodule(last)))
+    return routes or (is_state_space and last in ("dt_proj", "out_proj", "x_proj"))
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -160,10 +170,8 @@ def check_base(model: nn.Module, directory: Path, checksum: str) -> None:
 def lora_of(directory: Path) -> LoraConfig:
     """The settings that :func:`save_adapter` wrote."""
     stored = json.loads((directory / "adapter_config.json").read_text())
-    targets = stored["target_modules"]
-    targets = targets if isinstance(targets, str) else tuple(targets)
     rank, alpha, stabilized = stored["r"], stored["lora_alpha"], stored["use_rslora"]
-    return LoraConfig(rank=rank, alpha=alpha, rank_stabilized=stabilized, target_modules=targets)
+    return LoraConfig(rank=rank, alpha=alpha, rank_stabilized=stabilized, target_modules=stored["target_modules"])
 
 
 @torch.no_grad()

@@ -38,10 +38,7 @@ def export_model(model: Path, folder: Path) -> None:
         return
     if not shards.is_dir():
         raise ValueError(f"{model.parent} has no model {model.name!r}: it has {models_in_shards(model.parent)}")
-    folder.mkdir(parents=True)
-    for path in shards.iterdir():
-        if path.suffix != ".safetensors":
-            shutil.copy(path, folder)
+    shutil.copytree(shards, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = transformers.AutoConfig.from_pretrained(shards)
     kind = getattr(transformers, config.architectures[0])
     module, state = (_merged if adapter_of(model).exists() else _joined)(kind, config, model)

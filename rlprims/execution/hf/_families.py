@@ -16,27 +16,29 @@ def _types(names: str) -> tuple[str, ...]:
     return tuple(names.split())
 
 
-PACKED_MODELS = _types("""afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe
-cohere_compass_text ctrl cwm dbrx deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe
-flex_olmo gemma gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2
-gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text
-hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna llama longcat_flash mellum mimo_v2_flash
-minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder nanochat olmo olmo2 olmo3 olmoe opt
-persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 youtu""")
+PACKED_MODELS = _types("""afmoe apertus apertus1p5_text arcee aria_text axk1 beam biogpt bitnet cohere cohere2
+cohere2_moe cohere_compass_text ctrl cwm dbrx deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5 ernie4_5_moe exaone
+exaone4 exaone_moe flex_olmo flint gemma gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe
+glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
+hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama
+longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder nanochat
+olmo olmo2 olmo3 olmoe opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe sarvam_mla sarvam_moe seed_oss smollm3
+solar_open starcoder2 youtu""")
 """The tests compare packed log-probs and gradients with those of each row alone."""
 _OTHER_HEADS = _types("cohere cohere2 cohere2_moe ctrl minicpm3 modernbert-decoder phi")
 FUSED_HEAD_MODELS = (
     *(kind for kind in PACKED_MODELS if kind not in _OTHER_HEADS),
-    *_types("""bamba bloom falcon falcon_h1 falcon_mamba gemma2 gpt_neo granitemoehybrid jamba kimi_linear lfm2 lfm2_moe
-    mamba mamba2 minimax mpt nemotron nemotron_h olmo_hybrid phimoe qwen3_5_moe_text qwen3_5_text qwen3_next
-    qwen4_exp_text stablelm vaultgemma zamba zamba2 zaya"""),
+    *_types("""bailing_hybrid bamba bloom falcon falcon_h1 falcon_mamba gemma2 gpt_neo granitemoehybrid
+    inkling2_loop_text inkling2_text jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba mamba2 minimax mpt nemotron
+    nemotron_h olmo_hybrid phimoe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text stablelm vaultgemma zamba
+    zamba2 zaya"""),
 )
 """Logits = last hidden states times the head's weight, optionally with a soft cap."""
 SHARDED_MODELS = _types("""arcee bamba bitnet cohere cohere2 cwm dbrx diffllama ernie4_5 exaone4 falcon falcon_h1
-falcon_mamba gemma gemma2 gemma3_text gemma3n_text glm glm4 gpt2 gpt_oss granite granite_swa granitemoe_swa
-helium hunyuan_v1_dense hyperclovax jais2 jetmoe lfm2 llama mamba mamba2 minicpm3 ministral ministral3 mistral nanochat
-nemotron olmo olmo2 olmo3 opt phi phi3 qwen2 qwen3 qwen3_5_text seed_oss smollm3 stablelm starcoder2 vaultgemma youtu
-zamba2""")
+falcon_mamba gemma gemma2 gemma3_text gemma3n_text glm glm4 gpt2 gpt_oss granite granite_swa granitemoe_swa helium
+hunyuan_v1_dense hyperclovax internlm3 iquestcoder jais2 jetmoe lfm2 llama mamba mamba2 minicpm3 ministral ministral3
+mistral nanochat nemotron olmo olmo2 olmo3 opt phi phi3 qwen2 qwen3 qwen3_5_text seed_oss smollm3 stablelm starcoder2
+vaultgemma youtu zamba2""")
 """The files store parameters under their own names, so that a rank can read its parts."""
 TENSOR_PARALLEL_MODELS = _types("""cohere gemma gemma2 gemma3_text gpt_neox granite llama mistral olmo2 phi phi3 qwen2
 qwen3 smollm3 starcoder2""")
@@ -54,11 +56,13 @@ _REASONS = {
     "it reads padding as tokens": "recurrent_gemma rwkv",
     "its positions count padding": """bart bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text llama4
         llama4_text marian mbart mvp pegasus plbart roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod""",
-    "its sparse attention counts padding": "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4 minimax_m3_vl_text",
+    "its sparse attention counts padding": """axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4
+        minimax_m3_vl_text""",
     "it gives logits for every token alone": "prophetnet xlstm",
     "it reads more than tokens": "blt cpmant gemma4_assistant gemma4_unified_assistant",
     "it has gradients in training mode alone": "reformer",
-    "it is multimodal": "emu3 git got_ocr2 mllama moshi musicgen musicgen_melody phi4_multimodal trocr whisper",
+    "it is multimodal": """emu3 git got_ocr2 mllama moshi moss_transcribe_diarize musicgen musicgen_melody
+        phi4_multimodal trocr whisper""",
 }
 REFUSED = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds.split()}
 """Why the rows of a type have other numbers in a padded batch than alone. All other types are padded rightly."""

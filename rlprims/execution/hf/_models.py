@@ -30,8 +30,7 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
         check_type(settings)
         if settings.model_type in TIME_STEP_FLOOR:
             settings.time_step_min = 1e-30
-        for name, value in changes.items():
-            setattr(settings, name, value)
+        settings.update(changes)
         model, info = auto.from_pretrained(
             path,
             config=settings,
@@ -144,8 +143,7 @@ def _check_decoder(classifier: nn.Module, path: str) -> None:
 
 
 def vocabulary_of(path: str) -> dict[str, int]:
-    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(path).get_vocab()
-    return vocabulary
+    return AutoTokenizer.from_pretrained(path).get_vocab()  # type: ignore[no-any-return]
 
 
 def check_vocabularies(model: ModelConfig) -> None:
@@ -162,22 +160,20 @@ def check_vocabularies(model: ModelConfig) -> None:
 
 def load_classifier(path: str, config: ModelConfig) -> nn.Module:
     """Load a reward model: a sequence classifier with one label."""
-    model: Any
     model, missing = _load(AutoModelForSequenceClassification, path, config)
+    settings: Any = model.config
     if missing:
         raise ValueError(f"{path!r} lacks the weights {missing[:3]} of a sequence classifier: saved without them")
-    if model.config.num_labels != 1:
-        raise ValueError(f"{path!r} has {model.config.num_labels} labels, and a reward model has one: its score")
+    if settings.num_labels != 1:
+        raise ValueError(f"{path!r} has {settings.num_labels} labels, and a reward model has one: its score")
     _check_decoder(model, path)
-    classifier: nn.Module = model.requires_grad_(False)
-    return classifier
+    return model.requires_grad_(False)
 
 
 def device_of(config: ModelConfig) -> torch.device:
     """The device that the config names. A cluster's driver need not have it."""
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(here if config.device == "auto" else config.device)
 
 
 def usable_device(config: ModelConfig) -> torch.device:

@@ -165,12 +165,14 @@ class _Cache:
 
     def __init__(self, model: nn.Module) -> None:
         self.kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
-        self.name = "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
+        names = signature(model.forward).parameters  # of which transformers 5.24 has one for all types
+        self.name = next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
         self.held: dict[str, Any] = {}  # the argument of the next forward pass
 
     def is_masked(self) -> bool:
         """Whether padding is masked: always by attention, and by a model without it only while it reads the prompts."""
-        return not self.held or self.name == "past_key_values"
+        held = [getattr(cache, "self_attention_cache", cache) for cache in self.held.values()]
+        return not held or any(hasattr(layer, "keys") for layer in held[0].layers)
 
     def keep(self, output: Any) -> None:
         cache = output.get(self.name)

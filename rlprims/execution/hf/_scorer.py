@@ -52,9 +52,8 @@ class Scorer:
         compute = partial(token_scores, self.module, part, temperature=at, wanted=wanted, **options)
         if not fused:  # the model's own forward pass, in which ranks also gather the whole head
             return compute(packing=self.packing, fused_head=False)
-        scores: dict[str, Tensor]
-        scores = self.ranks.within(self.module, partial(compute, packing=self.packing, fused_head=True))
-        return scores
+        with_head = partial(compute, packing=self.packing, fused_head=True)
+        return self.ranks.within(self.module, with_head)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -171,9 +171,7 @@ class Training:
         model, module = self.model, self.policy.module
         if model.fused_head and is_sum_of_token_losses(algorithm):
             compute = partial(fused_objective, temperature=self.temperature, packing=is_packed(module))
-            fused: tuple[Tensor, dict[str, Tensor]]
-            fused = self.ranks.within(module, partial(compute, module, part, algorithm))
-            return fused
+            return self.ranks.within(module, partial(compute, module, part, algorithm))  # type: ignore[no-any-return]
         more = ["topk_log_probs"] if "topk_log_probs" in algorithm.loss_needs else []
         wanted = ["log_probs", "entropies", *more, *(["whole_log_probs"] if "kept" in part else [])]
         entropy_gradient = "entropies" in algorithm.loss_needs

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from vllm import LLM, RequestOutput, SamplingParams, TokensPrompt, envs
+from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
 from vllm.config import WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
@@ -85,8 +85,7 @@ class VllmEngine:
     def __init__(
         self, model: ModelConfig, tokenizer: Any, cluster: RayConfig, *, context_window: int, backend: str = "gloo"
     ) -> None:
-        settings = GenerationConfig.from_pretrained(model.path)
-        self.pad_token_id, self.end_ids = special_ids(settings, tokenizer)
+        self.pad_token_id, self.end_ids = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         on_cpu = current_platform.is_cpu()
         self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
@@ -95,11 +94,10 @@ class VllmEngine:
             "enable_sleep_mode": cluster.colocate and self.frees_memory,  # vLLM on a CPU refuses the option
             "max_model_len": context_window,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
+            "enable_return_routed_experts": model.replay_routes,
             "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         }
         self.routed_layers = routed_layers(model.path) if model.replay_routes else None
-        if self.routed_layers is not None:
-            ours["enable_return_routed_experts"] = True
         if self.adapter:
             ours |= self.adapter.options()
         else:
@@ -107,6 +105,8 @@ class VllmEngine:
         if on_cpu and not envs.VLLM_USE_V2_MODEL_RUNNER:
             # With chunked prefill, V1 (the runner for CPUs) rewinds a request's generator, which fails on a CPU.
             ours["enable_chunked_prefill"] = False
+            if EngineArgs(model=model.path).create_model_config().has_inner_state:  # and vLLM caches states by chunks
+                ours["enable_prefix_caching"] = False
         try:
             self.llm = LLM(**ours | cluster.engine_options)
         except ValueError as error:
