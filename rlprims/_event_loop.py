@@ -8,7 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
@@ -26,12 +28,10 @@ def _event_loop(name: str, process: int) -> asyncio.AbstractEventLoop:
 class _Loop(asyncio.SelectorEventLoop):
     async def getaddrinfo(self, host: Any, port: Any, **settings: Any) -> Any:
         """Look a name up in a thread of its own: asyncio's are few, and the process waits for them when it exits."""
-        found: Future[Any] = Future()
-        in_daemon(partial(socket.getaddrinfo, host, port, **settings), found)
-        return await asyncio.wrap_future(found)
+        return await asyncio.wrap_future(in_daemon(partial(socket.getaddrinfo, host, port, **settings), Future()))
 
 
-def in_daemon(function: Callable[[], Any], result: Future[Any]) -> None:
+def in_daemon(function: Callable[[], T], result: Future[T]) -> Future[T]:
     """Call the function in a thread of its own, for which the process does not wait when it exits."""
 
     def call() -> None:
@@ -44,3 +44,4 @@ def in_daemon(function: Callable[[], Any], result: Future[Any]) -> None:
                 result.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
+    return result

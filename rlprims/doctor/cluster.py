@@ -106,14 +106,9 @@ def _steps(config: Config, parts: Parts) -> Iterator[Diagnosis]:
     begun = time.perf_counter()
     execution.sync_weights()
     seconds, shape = time.perf_counter() - begun, shape_of(config.model)
-    size = float(4 * shape.trained)  # of adapters
-    if config.model.engine_lora is None:
-        size = float(shape.parameters * engine_width(config))
-    by = execution.rollouts.delivery.name
-    found = (
-        f"{text_of(size)} to each engine in {seconds:.2f} s, {text_of(size / seconds)}/s ({by}); all tensors compared"
-    )
-    yield Diagnosis("sync of weights", True, found, "")
+    size = shape.parameters * engine_width(config) if config.model.engine_lora is None else 4 * shape.trained
+    found = f"{text_of(size)} to each engine in {seconds:.2f} s, {text_of(size / seconds)}/s"
+    yield Diagnosis("sync of weights", True, f"{found} ({execution.rollouts.delivery.name}); all tensors compared", "")
     yield agreement(sample((1 + _PAIRS) * len(rows))[0], "after it")
 
 

@@ -201,8 +201,7 @@ def _timed(call: Callable[[], T], device: torch.device) -> tuple[T, float, int |
     if device.type != "cuda":
         begun = time.perf_counter()
         return call(), time.perf_counter() - begun, None
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("warn")
         begun = time.perf_counter()

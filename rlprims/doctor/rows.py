@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -236,6 +235,8 @@ def show(found: Survey, path: Path, console: Any, tokenizer: Any = None) -> None
 
 def _show_tokens(tokens: Tokens, console: Any, tokenizer: Any) -> None:
     """The text of a row; what is learned is green, and stands between ⟦ and ⟧ if there are no colours."""
+    from rich.text import Text
+
     text = list[tuple[str, str]]()
     coloured = getattr(console, "color_system", None) is not None
     pairs = zip(tokens.ids, tokens.learned, strict=True)
@@ -244,12 +245,7 @@ def _show_tokens(tokens: Tokens, console: Any, tokenizer: Any) -> None:
         text.append((words if coloured or not learned else f"⟦{words}⟧", "green" if learned else "dim"))
     if tokens.rejected:
         text.append((f"\nrejected: {visible(tokenizer.decode(list(tokens.rejected)))}", "red"))
-    with suppress(ModuleNotFoundError):
-        from rich.text import Text
-
-        console.print(Text.assemble(*text))
-        return
-    console.print("".join(words for words, _ in text))
+    console.print(Text.assemble(*text))
 
 
 def histogram(lengths: list[int]) -> Iterator[str]:

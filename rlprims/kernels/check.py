@@ -52,11 +52,6 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
 """Arguments for each accelerated formula, large enough to measure the gain of a kernel."""
 
 
-def missing(module: str, device_type: str) -> str | None:
-    """The reason why this kernel cannot run here; None if it can."""
-    return "no CUDA device here" if device_type == "cuda" and not torch.cuda.is_available() else None
-
-
 def compare(name: str, module: str, device: torch.device) -> Comparison:
     """Compare one kernel with its formula on the example arguments."""
     accelerated, arguments = ACCELERATED[name], EXAMPLES[name](device)

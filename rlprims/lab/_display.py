@@ -81,8 +81,7 @@ class Table:
 
     def __repr__(self) -> str:
         cells = [[name, *map(_text, column[:_SHOWN])] for name, column in self.columns.items()]
-        widths = [max(map(len, column)) for column in cells]
-        aligned = ([cell.rjust(width) for cell in column] for column, width in zip(cells, widths, strict=True))
+        aligned = ([cell.rjust(max(map(len, column))) for cell in column] for column in cells)
         lines = ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
         return "\n".join(filter(None, [self._caption, *lines, self._more]))
 

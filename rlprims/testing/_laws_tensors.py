@@ -146,8 +146,7 @@ def _assert_distributed(subject: Subject, placement: "Placement") -> None:
     from torch.distributed.tensor import DTensor, distribute_tensor
     from torch.distributed.tensor.experimental import implicit_replication
 
-    with _mesh() as mesh, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _mesh() as mesh, warnings.catch_warnings(action="ignore"):
         for size in (TOY, LARGE):
             call = subject.sample(*size)
             # A tensor that the function creates, such as the column numbers, is the same on every rank.

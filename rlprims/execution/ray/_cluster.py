@@ -8,8 +8,9 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from rlprims._event_loop import in_daemon
 from rlprims.execution import ExecutionError
@@ -45,7 +46,6 @@ _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _CONNECTING = 15.0
 """Seconds to wait for a TCP connection to the cluster's address."""
 
-T = TypeVar("T")
 Say: TypeAlias = Callable[[str], None]
 """Shows the progress of a start to a person."""
 
@@ -54,13 +54,6 @@ def environment_of_workers(on_cpu: bool) -> dict[str, str]:
     """The variables of a worker; the driver's own are stronger."""
     chosen = {name: value for name, value in os.environ.items() if _PASSED_ON.match(name)}
     return {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu else {}), **chosen}
-
-
-def in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own, so that this thread can react to Ctrl-C and to a timeout."""
-    outcome = Future[T]()
-    in_daemon(function, outcome)
-    return outcome
 
 
 def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say = lambda text: None) -> Path | None:
@@ -128,7 +121,8 @@ def _join(address: str, shown: str, timeout: float) -> None:
     except (OSError, ValueError) as error:
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from None
     try:
-        in_thread(lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)).result(timeout)
+        begun = partial(ray.init, address, log_to_driver=False, logging_level=logging.ERROR)
+        in_daemon(begun, Future()).result(timeout)  # in a thread, so that a timeout and Ctrl-C end the wait
     except TimeoutError:
         raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {other}") from None
     except Exception as error:

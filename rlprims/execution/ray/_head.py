@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -23,8 +24,8 @@ import ray
 from ray.experimental import internal_kv
 from ray.util.client import ray as client
 
+from rlprims._event_loop import in_daemon
 from rlprims.execution import ExecutionError
-from rlprims.execution.ray._cluster import in_thread
 
 _CHECK_INTERVAL = 2.0
 """Seconds between two connections to the head, and between two reports of a worker that starts."""
@@ -150,7 +151,7 @@ def start(function: Callable[[], T], seconds: float, begun: float) -> T:
         START.set(limit)
         return function()
 
-    outcome = in_thread(limited)
+    outcome = in_daemon(limited, Future[T]())
     try:
         while not wait_for([outcome], timeout=_WAIT_SLICE).done:
             HEAD.check()

@@ -5,8 +5,10 @@ NCCL sends to engines on other devices, CUDA IPC to an engine on the same device
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTran
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from rlprims.execution.ray._cluster import in_thread
+from rlprims._event_loop import in_daemon
 from rlprims.execution.ray._transfer import EngineClient, Source
 from rlprims.execution.ray._wire import Sums, checksums
 
@@ -83,7 +85,8 @@ class Nccl:
                 packed_buffer_size_bytes=max(_BUFFER, reads.source.largest),
             )
             # In a thread, because neither the store nor NCCL stops waiting for an engine that is lost meanwhile.
-            made = in_thread(lambda: WeightTransferTrainerFactory.trainer_init(info, client=client, source=reads))
+            make = partial(WeightTransferTrainerFactory.trainer_init, info, client=client, source=reads)
+            made = in_daemon(make, Future[Any]())
             while not wait_for([made], timeout=0.1).done:
                 client.heed()
             return made.result()

@@ -4,9 +4,9 @@
 and ``from_verl`` convert between the containers. ``DataProto`` is that of rlprims with all methods of verl's.
 """
 
-from rlprims.interop.verl._container import (
-    DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim, unpad_dataproto,
-)  # fmt: skip
+from rlprims.data_proto._rows import pad_to_divisor as pad_dataproto_to_divisor
+from rlprims.data_proto._rows import unpad as unpad_dataproto
+from rlprims.interop.verl._container import DataProto, fold_batch_dim, unfold_batch_dim
 from rlprims.interop.verl._data_proto import from_verl, to_verl
 from rlprims.interop.verl._install import Installed, install
 from rlprims.interop.verl._rewards import compute_score

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from einops import rearrange
@@ -19,8 +19,6 @@ from rlprims.data_proto import BatchError, MissingField
 from rlprims.data_proto._columns import Array, Columns, byte_count, names, object_array, row_range, take
 from rlprims.data_proto._convert import bytes_text
 from rlprims.data_proto._rows import extended, gathered
-
-D = TypeVar("D", bound=data_proto.DataProto)
 
 
 class DataProto(data_proto.DataProto):
@@ -235,28 +233,13 @@ class DataProto(data_proto.DataProto):
         arrays = sum(byte_count(array) for array in self.non_tensor_batch.values())
         return f"{prefix}: batch {bytes_text(tensors)}, non_tensor_batch {bytes_text(arrays)}".removeprefix(": ")
 
-    def get_data_info(self) -> str:
-        """The table of the fields, as ``repr`` gives it."""
-        return repr(self)
-
-    def save_to_disk(self, path: str | os.PathLike[str]) -> None:
-        """``save``."""
-        self.save(path)
+    get_data_info = data_proto.DataProto.__repr__
+    save_to_disk = data_proto.DataProto.save
 
     @classmethod
     def load_from_disk(cls, path: str | os.PathLike[str]) -> Self:
         """``load``."""
         return cls.load(path)
-
-
-def pad_dataproto_to_divisor(data: D, size_divisor: int) -> tuple[D, int]:
-    """``data.pad_to_divisor(size_divisor)``, under verl's name."""
-    return data.pad_to_divisor(size_divisor)
-
-
-def unpad_dataproto(data: D, pad_size: int) -> D:
-    """``data.unpad(pad_size)``, under verl's name."""
-    return data.unpad(pad_size)
 
 
 def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
