@@ -100,7 +100,7 @@ class RayConfig(_Config):
         description="seconds for one call of the training ranks, such as an update or the log-probs of a batch; ranks "
         "that take longer count as lost",
     )
-    heartbeat_timeout: float = Field(default=60.0, gt=0, description="seconds in which a busy rank answers a ping")
+    heartbeat_timeout: float = Field(default=300.0, gt=0, description="seconds in which a busy rank answers a ping")
     max_replacements: int = Field(default=3, ge=0, description="lost rollout workers that are replaced in a run")
     mixed_precision: Literal["bfloat16"] | None = Field(
         default=None, description="dtype of the ranks' forward and backward, while the engines use model.dtype"
