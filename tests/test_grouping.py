@@ -15,6 +15,7 @@ from rlprims.grouping import (
     group_centred,
     group_count,
     group_mean,
+    group_mean_of_others,
     group_range,
     group_ranks,
     group_std,
@@ -220,3 +221,14 @@ def test_ids_that_do_not_fit_are_refused(ids: torch.Tensor) -> None:
 def test_valid_rows_that_do_not_fit_are_refused(valid: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="valid_rows"):
         group_mean(torch.zeros(2), torch.tensor([0, 0]), valid)
+
+
+def test_a_row_that_does_not_count_is_beside_the_others_that_do() -> None:
+    """Its own value is not taken out of their mean, because it is not in it."""
+    scores, valid = torch.tensor([3.0, 1.0, 8.0]), torch.tensor([True, True, False])
+    assert group_mean_of_others(scores, torch.zeros(3, dtype=torch.int64), valid).tolist() == [1, 3, 2]
+
+
+def test_bounds_of_half_precision_are_single() -> None:
+    low, high = group_bounds(torch.tensor([3.0, 1.0], dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64))
+    assert low.dtype is high.dtype is torch.float32

@@ -8,11 +8,15 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from rlprims import advantage, filters, logprobs, losses, rewards
 from rlprims.masking import (
     check_choice,
     check_logits,
+    check_placements,
     check_sequences,
     check_temperature,
     check_tokens,
@@ -161,3 +165,15 @@ def test_swapped_log_probs_are_found_by_their_gradient(loss: Callable[..., torch
     assert not loss(old, old).requires_grad
     with torch.no_grad():
         loss(old, new)
+
+
+def test_rows_may_be_sharded_and_columns_may_not() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        rows, columns = (distribute_tensor(torch.ones(2, 3), mesh, [Shard(dim)]) for dim in range(2))
+        check_placements(0, hidden=rows)
+        with pytest.raises(ValueError, match=r"hidden is a DTensor with placement Shard\(dim=1\), expected .* rows"):
+            check_placements(0, hidden=columns)
+    finally:
+        dist.destroy_process_group()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlprims import advantage, corrections, layout, losses
+from rlprims.scan import discounted_sum
 from rlprims.testing import Rank, on_ranks
 from rlprims.types import SequenceShard
 
@@ -255,6 +256,17 @@ def test_scans_over_parts(turns: bool, case: tuple[list[list[int]], Tensor, Tens
             [part.cu_seqlens for part in parts],
         )
         torch.testing.assert_close(layout.join_shards(got, parts), want, **EXACT)
+
+
+def test_parts_keep_their_dtype() -> None:
+    _, parts = parts_of([[2], [2]])
+    got = on_ranks(
+        lambda rank, x, m, cu: discounted_sum(x, 0.5, m, cu, SequenceShard(rank.index, rank.all_gather)),
+        *(layout.cut_shards(x, parts) for x in (torch.ones(4), torch.ones(4, dtype=torch.bool))),
+        [part.cu_seqlens for part in parts],
+    )
+    assert torch.cat(got).tolist() == [1.875, 1.75, 1.5, 1.0]
+    assert {x.dtype for x in got} == {torch.float32}
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [1, 1, 4], [0, 6], [2, 4, 6]])
