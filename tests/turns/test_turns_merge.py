@@ -196,12 +196,11 @@ def test_of_several_rows_the_longest_is_extended() -> None:
 
 
 def test_of_equal_rows_the_latest_is_extended_and_then_the_other() -> None:
-    retry = Turn([1], [2], [0.0])
-    assert [len(row.spans) for row in merge([retry, retry, Turn([1, 2], [3], [0.0])])] == [1, 2]
-    assert [len(row.spans) for row in merge([retry, retry, Turn([1, 2], [3], [0.0]), Turn([1, 2], [4], [0.0])])] == [
-        2,
-        2,
-    ]
+    retry, third, again = Turn([1], [2], [0.0]), Turn([1, 2], [3], [0.0]), Turn([1, 2], [4], [0.0])
+    turns_of = lambda turns: [[span.turn for span in row.spans] for row in merge(turns)]  # noqa: E731
+    assert turns_of([retry, retry, third]) == [[0], [1, 2]]
+    assert turns_of([retry, retry, third, again]) == [[0, 3], [1, 2]]
+    assert turns_of([retry, retry, third, third, Turn([1, 2, 3], [5], [0.0])]) == [[0, 3, 4], [1, 2]]
 
 
 def test_a_prompt_that_ends_inside_what_was_sampled_opens_a_row() -> None:
