@@ -153,6 +153,7 @@ def test_a_setting_that_is_nearly_right(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}')
     assert main(command.split()) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
