@@ -1,5 +1,6 @@
 """Chats with tools, reasoning, dates and templates that refuse: what fit and train make of them."""
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rlprims.fit.config import FitDataConfig
 from rlprims.fit.rows import Reader
 from rlprims.runs.rows import with_time
 from rlprims.trainer.data import DataConfig, tokenized_prompt
-from rlprims.turns.tokens import Chat
+from rlprims.turns.tokens import Chat, checked_messages, checked_tools
 from tests.turns import chat_templates as templates
 from tests.turns.tokenizers import tokenizer
 
@@ -59,6 +60,36 @@ def test_keys_without_a_value_are_as_if_they_were_not_there() -> None:
     template = "{% for m in messages %}{{ 'called' if 'tool_calls' in m else m.content }}{% endfor %}"
     messages = [*ASKED, {"role": "assistant", "content": "QX", "tool_calls": None, "name": None}]
     assert Chat(tokenizer("byte-level", template)).text(messages) == "12?QX"
+
+
+def test_a_content_in_pieces_of_text_is_the_text() -> None:
+    pieces = [{"type": "text", "text": "1"}, {"text": "2?"}]
+    assert checked_messages([{"role": "user", "content": pieces}], "messages")
+    chat = Chat(tokenizer("byte-level", templates.CHATML))
+    assert chat.text([{"role": "user", "content": pieces}]) == chat.text(ASKED)
+
+
+def test_a_template_that_cannot_read_null_gets_an_empty_content() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = "{% for m in messages %}{{ m.content.upper() + m.role }}{% endfor %}"
+    assert Chat(tokenizer("byte-level", template)).text(messages) == "12?userassistant"
+
+
+@pytest.mark.parametrize("arguments", ["[1, 2]", "{", "12", "NaN", '"a"'])
+def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert Chat(tokenizer("byte-level", template)).text(messages) == arguments
+
+
+@pytest.mark.parametrize("check", [checked_messages, checked_tools])
+def test_a_text_that_is_no_json_is_shown_and_a_long_one_in_part(check: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"^expected a list of .* got \"\[Q\"$"):
+        check("[Q", "column")
+    with pytest.raises(ValueError, match=r"got \"X{76}\.\.\.$"):
+        check("X" * 100, "column")
 
 
 def test_where_the_next_role_ends_a_message_every_answer_ends() -> None:
