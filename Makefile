@@ -42,7 +42,8 @@ test-fast: $(VENV)/.dev ## the tests alone; another Python: make test-fast PYTHO
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(WITHOUT)
 
 # torch computes the same numbers under every Python; the doctests and the trainer's runs call what these test.
-NUMBERS = $(addprefix --ignore-glob=tests/,advantage batching corrections execution filters kernels lab logprobs losses regressions turns \
+NUMBERS = $(addprefix --ignore-glob=tests/,advantage algorithms batching corrections execution filters kernels lab logprobs losses regressions turns \
+	$(patsubst %,rewards/test_%*,code_readings code_verdicts data_sets math_readings) \
 	$(patsubst %,test_%*,controllers default_dtype diagnostics enumeration finite golden grouping laws layout majority masking \
 	measurements mutation near_misses ratios routing rule scan sharded trajectories trap unknown_options))
 
