@@ -452,3 +452,5 @@ class TestStaleness:
             staleness(torch.tensor([[4, 9]]), 3, torch.tensor([[True, False]]))
         with pytest.raises(ValueError, match=r"dtype torch\.float32, expected integers"):
             staleness(torch.zeros(1, 2), 3, FULL)
+        with pytest.raises(ValueError, match="versions has shape"):
+            staleness(torch.zeros(2, dtype=torch.int64), 3, FULL)

@@ -266,6 +266,7 @@ def test_a_later_change_of_a_callers_list_changes_nothing() -> None:
     prompt.append(9)
     sampled.append(9)
     assert turn.token_ids == (1, 2, 3)
+    assert hash(merge([turn])[0].spans)  # what a row has cannot be changed either
 
 
 def test_strict_refuses_a_second_row_and_says_why() -> None:
