@@ -210,7 +210,8 @@ def prepare_process(config: RunConfig, *data: Path | None) -> None:
     """Check that the data is there, set torch's threads and what is deterministic, silence transformers."""
     from transformers.utils import logging
 
-    list(map(files_of, filter(None, data)))  # before a model is fetched
+    for path in filter(None, data):
+        files_of(path)  # before a model is fetched
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins

@@ -172,8 +172,8 @@ def load_classifier(path: str, config: ModelConfig) -> nn.Module:
 
 def device_of(config: ModelConfig) -> torch.device:
     """The device that the config names. A cluster's driver need not have it."""
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(here if config.device == "auto" else config.device)
+    is_auto = config.device == "auto"
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if is_auto else config.device)
 
 
 def usable_device(config: ModelConfig) -> torch.device:

@@ -116,7 +116,7 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
     if not done:
         raise WorkerLost(f"{who} did not answer within {timeout:g} s")
     try:
-        return ray.get(ref, timeout=min(max(1.0, timeout), 1e6))
+        return ray.get(ref, timeout=min(max(1.0, timeout), 1e6))  # Ray takes no infinity
     except RayTaskError as error:  # without a Failure the arguments could not be sent, or the answer
         cause = error.cause if isinstance(error.cause, Failure) else Failure.from_error(error.cause)
         raised = (WorkerRefused if cause.is_refusal else WorkerError)(f"{who}: {cause.line}")

@@ -193,8 +193,7 @@ class Rollouts:
         log.warning("%s; it is replaced%s", reason, f"; details: {details}" if details else "")
         ray.kill(self.workers[rank])
         self.workers[rank], building = self.start(rank)
-        begun = partial(fetch, building, self.name_of(rank), math.inf)
-        start(begun, self.cluster.start_timeout, time.monotonic())
+        start(partial(fetch, building, self.name_of(rank), math.inf), self.cluster.start_timeout, time.monotonic())
         for failure in self._deliver({rank: self.workers[rank]}).values():
             raise failure
         self._verify(rank, *self._ask(rank))

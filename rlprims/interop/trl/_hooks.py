@@ -59,7 +59,7 @@ class Hooks:
 
     def _vllm_problem(self) -> str | None:
         """The reason why the algorithm cannot use vLLM's samples, or None."""
-        raise NotImplementedError
+        raise NotImplementedError  # the trainer of GRPO and that of RLOO have their own
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         trainer: Any = super()
