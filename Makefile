@@ -148,13 +148,12 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
 	.ci/install .venv-bench $(PYTHON) -c constraints/bench.txt $(RUNNER)
 	@touch $@
 
-# Four packages of 40 MB beside torch, a second of tests each; OPENENV=openenv-core adds the fifth and its 250 MB, or else
-# VERIFIERS=verifiers the sixth and its 400 MB: they ask for different versions of mcp. Not in .ci/run.
-.venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt constraints/verifiers.txt
+# Four packages of 40 MB beside torch, a second of tests each; OPENENV=openenv-core adds the fifth and its 250 MB. Not in
+# .ci/run.
+.venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt
 	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt torch
 	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt $(DEV)
 	.ci/install .venv-bridges $(PYTHON) -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
-	$(if $(VERIFIERS),.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt -c constraints/verifiers.txt $(VERIFIERS))
 	@touch $@
 
 .venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt

@@ -20,7 +20,7 @@ REASONS = {
     """,
     "an environment or a cluster that the tests share": """
         execution/execution_contract execution/test_execution_ranks execution/test_execution_start
-        execution/test_execution_v2_only trainer/shared_cluster trainer/test_cluster_pairs bridges/test_verifiers
+        execution/test_execution_v2_only trainer/shared_cluster trainer/test_cluster_pairs
     """,
     "what is decided before a cluster starts, or when a call of it fails": """
         execution/test_execution_cluster execution/test_execution_devices execution/test_execution_division

@@ -18,7 +18,7 @@ TRIED = Path(__file__).with_name("versions_tried.json")
 BLOCK = re.compile(r"(<!-- versions -->\n).*?(<!-- end -->)", re.DOTALL)
 TESTED = {
     **dict.fromkeys(("torch", "transformers"), ("dev", "")),
-    **{"vllm": ("ray", "-cpu"), "ray": ("ray", ""), "verifiers": ("verifiers", "")},
+    **{"vllm": ("ray", "-cpu"), "ray": ("ray", "")},
     **dict.fromkeys(("trl", "verl"), ("bench", "")),
 }
 """The file of constraints that has the version of a package that CI uses, and what the CPU build's name has besides."""

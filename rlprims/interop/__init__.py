@@ -5,5 +5,4 @@
 a verifier.
 ``rlprims.interop.torchrl``: `grpo_loss` converts an algorithm to a loss module of torchrl.
 ``rlprims.interop.gym``, ``textarena``, ``reasoning_gym``, ``openenv``: environments of these packages in rlprims.
-``rlprims.interop.verifiers``: environments of verifiers in rlprims, and `to_verifiers` for the other direction.
 """
