@@ -138,6 +138,11 @@ def test_sampled_rows_are_those_alone(kind):
     found = sample(model, rows["prompts"][:3], in_prompt[:3], source, Sampling(max_new_tokens=8), **how)
     again = with_responses(rows["prompts"][source], in_prompt[source], found.tokens, found.mask)
     close(found.log_probs, each_alone(model, again))
+    if why_padded(model.config) is None:
+        use_packing(model)
+        fixed = sample(model, rows["prompts"][:3], in_prompt[:3], source, Sampling(max_new_tokens=8), fixed=True, **how)
+        assert torch.equal(fixed.tokens, found.tokens)
+        close(fixed.log_probs, found.log_probs)
 
 
 @pytest.mark.parametrize("kind", EACH)

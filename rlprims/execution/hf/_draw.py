@@ -8,12 +8,22 @@ of four words: the low and the high word of the seed, the position, the token.
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _AT_ONCE = {"cpu": 2**16}
 """The number of noise values that are computed at once; on a CPU they fit into its cache."""
+
+
+class Choice(NamedTuple):
+    """The tokens that are drawn for B rows."""
+
+    tokens: Tensor  # int64 (B,)
+    log_probs: Tensor  # float32 (B,), of the distribution that was drawn from
+    ends: Tensor  # bool (B,), whether it is a token that ends a response
+    logits: Tensor  # float32 (B, V), those drawn from
 
 
 def sample_seeds(seed: int, sample_ids: Sequence[int]) -> Tensor:

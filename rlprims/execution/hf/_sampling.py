@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from inspect import signature
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,8 +9,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -23,14 +20,12 @@ from rlprims.ended import Ended
 from rlprims.execution import Sampling, kept_columns
 from rlprims.execution._columns import left_padded
 from rlprims.execution.hf._alone import check_lengths
-from rlprims.execution.hf._draw import draw, sample_seeds
+from rlprims.execution.hf._cache import Cache
+from rlprims.execution.hf._draw import Choice, draw, sample_seeds
 from rlprims.execution.hf._families import ONE_LENGTH
 from rlprims.execution.hf._routes import are_read, recorded, routes_column
 from rlprims.logprobs import from_logits
 from rlprims.types import SamplingSupport
-
-_COMPACT_BELOW = 7 / 8
-"""If less than this share of the batch's rows is active, the finished rows are removed, which copies the cache."""
 
 
 class Responses(NamedTuple):
@@ -76,14 +71,14 @@ class _Drawn:
         self.kept_ids = [torch.zeros(0, dtype=torch.int32)]  # position after position
         self.kept_counts = torch.zeros(limit, rows, dtype=torch.int32)
 
-    def add(self, t: int, rows: Tensor, chosen: Tensor, logits: Tensor, active: Tensor) -> None:
-        """Add the chosen tokens (A,) of these rows where they are active; ``logits`` (A, V) are those drawn from."""
+    def add(self, t: int, rows: Tensor, choice: Choice, active: Tensor) -> None:
+        """Add what was chosen for these rows (A,) where they are active."""
         # Not by indices of the active rows: the process would wait for the device to count them.
-        self.tokens[rows, t] = torch.where(active, chosen, self.tokens[rows, t])
+        self.tokens[rows, t] = torch.where(active, choice.tokens, self.tokens[rows, t])
         self.mask[rows, t] = active
-        self.log_probs[rows, t] = torch.where(active, from_logits(logits, chosen), 0.0)
+        self.log_probs[rows, t] = torch.where(active, choice.log_probs, 0.0)
         if self.truncates:
-            left = logits[active].isfinite()
+            left = choice.logits[active].isfinite()
             left = left & ~left.all(-1, keepdim=True)  # no ids for a row in which all are finite
             self.kept_ids.append(left.nonzero()[:, 1].int().cpu())
             self.kept_counts[t, rows[active].cpu()] = left.sum(-1, dtype=torch.int32).cpu()
@@ -110,89 +105,54 @@ def sample(
     pad_id: int,
     ends_text: Callable[[list[int]], bool] | None = None,
     take_routes: Callable[[], Tensor] | None = None,
+    fixed: bool = False,
 ) -> Responses:
     """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``.
 
     ``take_routes`` returns the experts of the tokens that the model has read since its last call, (N, L, K).
+    ``fixed``: keys and values have fixed places if the model can, and on a GPU a token is a CUDA graph.
     """
     rows, device = len(source), prompts.device
     process, seeds = processed(sampling), seeds.to(device)
+
+    def choose(logits: Tensor, seeds: Tensor, positions: Tensor) -> Choice:
+        logits = process(logits.float())
+        tokens = draw(logits, seeds, positions[:, 0]) if sampling.temperature > 0 else logits.argmax(-1)
+        return Choice(tokens, from_logits(logits, tokens), (tokens[:, None] == end_ids).any(-1), logits)
+
     drawn, routes = _Drawn(rows, sampling, pad_id, device), _Routes(take_routes, source)
     row_of = torch.arange(rows, device=device)  # the response of each row of the batch
     active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
-    is_padded, attention = not bool(prompt_mask.all()), prompt_mask.long()
+    inputs, attention = prompts, prompt_mask.long()
     positions = (attention.cumsum(-1) - 1).clamp(min=0)
-    inputs, cache = prompts, _Cache(model)
+    is_padded, limit = not bool(prompt_mask.all()), prompts.shape[1] + sampling.max_new_tokens
+    cache = Cache(model, choose, is_padded=is_padded, fixed=limit if fixed else 0)
     for t in range(sampling.max_new_tokens if rows else 0):
-        output = model(
-            input_ids=inputs,
-            attention_mask=attention if is_padded and cache.is_masked() else None,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **cache.held,
-        )
-        logits, positions = output.logits[:, -1], positions[:, -1:] + 1
-        routes.add(t, row_of, inputs)
         if t == 0:
-            cache.keep(output)
+            logits = cache.read(prompts, positions, attention)[source]
             cache.select(source)
-            logits, attention, positions = logits[source], attention[source], positions[source]
-        logits = process(logits.float())
-        chosen = draw(logits, seeds[row_of], positions[:, 0] - 1) if sampling.temperature > 0 else logits.argmax(-1)
-        drawn.add(t, row_of, chosen, logits, active)
-        ended = (chosen[:, None] == end_ids).any(-1)
+            attention, positions = attention[source], positions[source, -1:]
+            choice = choose(logits, seeds, positions)
+        else:
+            attention, positions = nn.functional.pad(attention, (0, 1), value=1), positions + 1
+            choice = cache.next(inputs, positions, attention, seeds[row_of])
+        routes.add(t, row_of, inputs)
+        drawn.add(t, row_of, choice, active)
+        ended, inputs = choice.ends, choice.tokens[:, None]
         if ends_text is not None:
             texts = [ends_text(row) for row in drawn.tokens[row_of, : t + 1].tolist()]
-            ended |= torch.tensor(texts, dtype=torch.bool, device=device)
+            ended = ended | torch.tensor(texts, dtype=torch.bool, device=device)
         drawn.ended[row_of] = torch.where(ended & active, Ended.STOP.value, drawn.ended[row_of])
-        active &= ~ended
+        active = active & ~ended
         number_active = int(active.sum())
         if not number_active:
             break
-        if number_active < _COMPACT_BELOW * active.shape[0]:
+        if number_active < cache.compact_below * active.shape[0]:
             left = active.nonzero()[:, 0]
             cache.select(left)
-            row_of, attention, positions, chosen = row_of[left], attention[left], positions[left], chosen[left]
+            row_of, attention, positions, inputs = row_of[left], attention[left], positions[left], inputs[left]
             active = active[left]
-        attention = nn.functional.pad(attention, (0, 1), value=1)
-        inputs = chosen[:, None]
     return drawn.responses(routes.of_read(torch.cat([prompt_mask[source], drawn.mask], 1)))
-
-
-class _Cache:
-    """What a model keeps of the tokens that it has read: keys and values, states of linear layers and convolutions."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
-        names = signature(model.forward).parameters  # of which transformers 5.24 has one for all types
-        self.name = next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
-        self.held: dict[str, Any] = {}  # the argument of the next forward pass
-
-    def is_masked(self) -> bool:
-        """Whether padding is masked: always by attention, and by a model without it only while it reads the prompts."""
-        held = [getattr(cache, "self_attention_cache", cache) for cache in self.held.values()]
-        return not held or any(hasattr(layer, "keys") for layer in held[0].layers)
-
-    def keep(self, output: Any) -> None:
-        cache = output.get(self.name)
-        if not isinstance(cache, DynamicCache | EncoderDecoderCache):
-            kept = "none" if cache is None else f"a {type(cache).__name__}"
-            raise ValueError(
-                f"the local sampler needs a DynamicCache of transformers, got {kept} from a {self.kind}: "
-                "set execution: ray if vLLM has this type"
-            )
-        self.held = {self.name: cache}
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order: linear layers have ``reorder_cache`` alone, MiniMax's cache the other."""
-        cache = self.held[self.name]
-        if not hasattr(cache, "linear_cache"):
-            cache.reorder_cache(rows)
-            return
-        for layer in range(len(cache.linear_cache), len(cache)):  # it looks for all, and lists none after the last
-            cache.set_linear_cache(layer, [])
-        cache.batch_select_indices(rows)
 
 
 class _Routes:
@@ -254,6 +214,7 @@ class Generation:
                 pad_id=self.pad_token_id,
                 ends_text=self._ends_text(sampling),
                 take_routes=take_routes,
+                fixed=device.type == "cuda" and not self.routes,
             )
 
     def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:
