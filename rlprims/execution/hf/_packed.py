@@ -167,12 +167,10 @@ def _attention(
 
     outputs = []
     for q, k, v in zip(*map(in_blocks, (query, key, value)), strict=True):
-        width = q.shape[2]
-        mask = None
-        if window is not None and window < width:
-            distance = torch.arange(width, device=q.device)[:, None] - torch.arange(width, device=q.device)
-            mask = ((distance >= 0) & (distance < window))[None, None]
-        attended = _attend(module, q, k, v, mask, **kwargs)
+        if window is not None and window < q.shape[2]:
+            attended = _attend_in_window(module, q, k, v, window, **kwargs)
+        else:
+            attended = _attend(module, q, k, v, None, **kwargs)
         outputs.append(rearrange(attended, "rows width heads d -> (rows width) heads d"))
     return rearrange(torch.cat(outputs).index_select(0, layout.slots), "n heads d -> 1 n heads d"), None
 
@@ -191,6 +189,29 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: 
         key, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
     attended: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
     return attended
+
+
+def _attend_in_window(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, window: int, **kwargs: Any
+) -> Tensor:
+    """Attention to the last W = ``window`` tokens, in bands: W queries need their own keys and the W before.
+
+    So a token costs 2 W keys, in time and in memory. If the row has fewer tokens, a mask of the whole row.
+    """
+    rows, _, width, _ = query.shape
+    at = torch.arange(min(width, 2 * window), device=query.device)
+    distance = at[:, None] - at
+    mask = ((distance >= 0) & (distance < window))[None, None]
+    if width < 2 * window:
+        return _attend(module, query, key, value, mask, **kwargs)
+    q, k, v = (nn.functional.pad(x, (0, 0, 0, -width % window)) for x in (query, key, value))
+    first = _attend(module, q[:, :, :window], k[:, :, :window], v[:, :, :window], None, **kwargs)
+    q = rearrange(q[:, :, window:], "rows h (bands w) d -> (rows bands) h w d", w=window)
+    k, v = (rearrange(x.unfold(2, 2 * window, window), "rows h bands d w -> (rows bands) h w d") for x in (k, v))
+    others = rearrange(
+        _attend(module, q, k, v, mask[:, :, window:], **kwargs), "(rows bands) w h d -> rows (bands w) h d", rows=rows
+    )
+    return torch.cat([first, others], 1)[:, :width]
 
 
 def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
