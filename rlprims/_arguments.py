@@ -109,20 +109,12 @@ def _add_runs(commands: _Commands) -> None:
 def _add_plan(commands: _Commands) -> None:
     plan = commands.add_parser(
         "plan",
-        help="the memory that a run will use, and the seconds of a step",
-        description="Print the memory of a run, part by part, and the settings that lower it; with the rates of the "
-        "hardware also the bytes and seconds of each phase of a step. Only the config of the model is read.",
+        help="the memory that a run will use",
+        description="Print the memory of a run, part by part, and the settings that lower it. Only the config of the "
+        "model is read.",
     )
     _add_config(plan, "model.fused_head=true")
     plan.add_argument("--prompt-tokens", type=int, help="tokens of every prompt, if the data are not on this machine")
-    rates = plan.add_argument_group(
-        "seconds of a step", "rates that your devices reach, not those of a data sheet; the table needs the first three"
-    )
-    rates.add_argument("--tflops", type=float, help="of a device, 10^12 operations per second, such as 400 for an H100")
-    rates.add_argument("--memory-bandwidth", type=float, help="of a device's memory, GB/s, such as 3000 for an H100")
-    rates.add_argument("--network", type=float, help="GB/s that a rank receives from others, such as 50 for 400 Gb/s")
-    rates.add_argument("--disk", type=float, help="GB/s that a process writes, for the seconds of a checkpoint")
-    rates.add_argument("--response-tokens", type=float, help="tokens of the mean response (default: the limit)")
 
 
 def _add_reports(commands: _Commands) -> None:

@@ -202,21 +202,12 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
 
 def _plan(options: argparse.Namespace, console: Any) -> int:
-    from rlprims.plan import scale
     from rlprims.plan.memory import plan, table
     from rlprims.plan.sizes import lengths_of
     from rlprims.trainer.config import load_config
 
     config = load_config(options.config, options.overrides)
-    prompts = lengths_of(config, options.prompt_tokens)
-    console.print(table(plan(config, prompts)))
-    given = (options.tflops, options.memory_bandwidth, options.network)
-    if any(given):
-        if not all(given):
-            raise ValueError("the seconds of a step need --tflops, --memory-bandwidth and --network together")
-        rates = scale.Rates(given[0] * 1e12, given[1] * 1e9, given[2] * 1e9, options.disk and options.disk * 1e9)
-        found = scale.phases(config, prompts, rates, options.response_tokens)
-        console.print(scale.table(config, found, scale.checkpoint(config, rates)))
+    console.print(table(plan(config, lengths_of(config, options.prompt_tokens))))
     return 0
 
 

@@ -13,7 +13,7 @@ REASONS = {
     """,
     "single laws, and their effort, which check_* chooses by itself": "test_laws test_laws_slow",
     "parts of a rank or an engine in processes without Ray, beside one process": """
-        execution/fsdp_ranks execution/scale_ranks execution/tensor_ranks execution/v2_process
+        execution/fsdp_ranks execution/tensor_ranks execution/v2_process
     """,
     "the wire between ranks and engines, which breaks on purpose": """
         execution/test_execution_sync execution/test_execution_transfer
@@ -32,7 +32,8 @@ REASONS = {
     """,
     "a part of the models' computation beside a formula or transformers": """
         execution/test_execution_flops execution/test_execution_gpu execution/test_execution_half
-        execution/test_execution_local execution/test_execution_sampler scale_measures
+        execution/test_execution_decode execution/test_execution_local execution/test_execution_sampler
+        trainer/test_scale
     """,
     "one step of a method, against all possible steps": "batching/test_balance",
     "a reading of a text or a pause that a verdict or a server's answer does not show": """

@@ -15,7 +15,6 @@ from tests.execution.execution_contract import ADAPTED, BACKENDS, CLUSTERS, LIMI
 collect_ignore = [
     "cpu_devices.py",
     "fsdp_ranks.py",
-    "scale_ranks.py",
     "tensor_ranks.py",
     "v2_process.py",
     "interpreted_triton",
