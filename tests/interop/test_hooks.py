@@ -37,7 +37,7 @@ def given(library: str, monkeypatch: pytest.MonkeyPatch | None = None, **modules
 
 
 def test_every_library_of_the_page_has_a_test():
-    others = ["prime-rl", "SkyRL", "NeMo-RL", "slime", "torchtitan", "tinker", "ms-swift"]
+    others = ["prime-rl", "SkyRL", "NeMo-RL", "slime", "torchtitan", "tinker", "ms-swift", "Liger"]
     assert [name for name, _ in OTHERS] == ["OpenRLHF", *others]
 
 
@@ -171,3 +171,26 @@ def test_ms_swift(monkeypatch):
     score = orms["rlprims_math"](args=types.SimpleNamespace())
     completions = [r"So $\boxed{2}$", r"So $\boxed{3}$"]
     assert score(completions, trainer_state=None, solution=["2", "2"], messages=[[], []]) == [1.0, 0.0]
+
+
+def test_liger(monkeypatch):
+    """A chunk of one row of a micro-batch, of which two are the step; tests/peers has the real one."""
+
+    class LigerFusedLinearGRPOFunction:
+        @staticmethod
+        def _compute_dapo_normalizer(attention_mask, num_items_in_batch=None):
+            return attention_mask.sum() if num_items_in_batch is None else torch.tensor(num_items_in_batch)
+
+    module = types.SimpleNamespace(LigerFusedLinearGRPOFunction=LigerFusedLinearGRPOFunction)
+    loss = given("Liger", monkeypatch, liger_kernel__chunked_loss={"grpo_loss": module})["CISPO"]
+    assert module.LigerFusedLinearGRPOFunction is loss
+    new, old = torch.tensor([[0.6, 0.5, 0.9]]).log(), torch.tensor([[0.1, 0.25, math.nan]]).log()
+    mask, whole = torch.tensor([[1, 1, 0]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    chunk = {"attention_mask": mask, "advantages": torch.tensor([-1.0]), "full_attention_mask": whole}
+    total, (clipped,) = loss.ppo_loss_fn(new, old_per_token_logps=old, num_items_in_batch=8, loss_type="dapo", **chunk)
+    torch.testing.assert_close(total, torch.tensor((5 * math.log(0.6) + 2 * math.log(0.5)) / 8))  # 6 is clipped to 5
+    assert clipped == 1 / 8
+    torch.testing.assert_close(loss.ppo_loss_fn(new, **chunk)[0], torch.tensor(math.log(0.6) + math.log(0.5)) / 5)
+    for setting in ({"beta": 0.1}, {"vllm_is_ratio": torch.ones(1, 3)}):
+        with pytest.raises(ValueError, match="set beta=0 and no vllm_is_ratio"):
+            loss.ppo_loss_fn(new, **chunk, **setting)
