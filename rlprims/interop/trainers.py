@@ -22,18 +22,19 @@ _ROW_MEANS = (losses.seq_mean_token_mean, losses.seq_mean_token_sum, losses.seq_
 
 
 class _Loss:
-    means: ClassVar[Mapping[Any, str]]  # those whose counts the trainer has, and its names for them
-    policies: ClassVar[tuple[str, ...]] = ("old_log_probs", "rollout_log_probs", "ref_log_probs")
+    _means: ClassVar[Mapping[Any, str]]  # those whose counts the trainer has, and its names for them
+    _policies: ClassVar[tuple[str, ...]] = ("old_log_probs", "rollout_log_probs", "ref_log_probs")
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm, mean, terms = algorithm, algorithm.aggregation, algorithm.loss_terms
         needs = algorithm.loss_needs | algorithm.token_weight_needs
-        has = {"log_probs", "advantages", "response_mask", *self.policies}
+        has = {"log_probs", "advantages", "response_mask", *self._policies}
         if "old_log_probs" not in needs:
             has |= {"rollout_log_probs"}  # a single old policy is the sampler's
+        known = [each.__name__ for each in self._means]
         problems = {
             f"it reads {', '.join(sorted(needs - has))}": needs - has,
-            f"its mean is {mean}, expected one of {[each.__name__ for each in self.means]}": mean.fn not in self.means,
+            f"its mean is {mean}, expected one of {known}": mean.fn not in self._means,
             "it selects tokens of a whole update": algorithm.token_selection or any(term.tokens for term in terms),
             "a term has its own mean or controller": any(x.controller or not x.is_beside_the_policy for x in terms),
         }
@@ -53,8 +54,8 @@ class _Loss:
 class PrimeRL(_Loss):
     """For ``[trainer.loss] type = "custom"``, ``import_path``: the sum over one sequence, which prime-rl divides."""
 
-    means: ClassVar = {losses.token_mean: ""}
-    policies = ("old_log_probs", "ref_log_probs")
+    _means: ClassVar = {losses.token_mean: ""}
+    _policies = ("old_log_probs", "ref_log_probs")
 
     def __call__(self, x: Any) -> Any:
         policies = (x.trainer_logprobs, x.inference_logprobs, x.inference_logprobs, x.ref_logprobs)
@@ -66,9 +67,9 @@ class PrimeRL(_Loss):
 class SkyRL(_Loss):
     """For ``PolicyLossRegistry.register``: a sum, because SkyRL divides the advantages."""
 
-    means: ClassVar = {losses.token_mean: "token_mean", losses.seq_mean_token_mean: "sequence_mean"}
-    means |= {losses.seq_mean_token_sum_norm: "seq_mean_token_sum_norm", losses.prompt_token_mean: "prompt_mean"}
-    policies = ("old_log_probs", "rollout_log_probs")
+    _means: ClassVar = {losses.token_mean: "token_mean", losses.seq_mean_token_mean: "sequence_mean"}
+    _means |= {losses.seq_mean_token_sum_norm: "seq_mean_token_sum_norm", losses.prompt_token_mean: "prompt_mean"}
+    _policies = ("old_log_probs", "rollout_log_probs")
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm)
@@ -83,21 +84,21 @@ class SkyRL(_Loss):
         wanted = {"off_policy_correction": type(config.off_policy_correction)()}
         if length := self.algorithm.aggregation.hyperparameters.get("length"):
             wanted["max_seq_len"] = length
-        self.check_settings(config, loss_reduction=self.means[self.algorithm.aggregation.fn], **wanted)
+        self.check_settings(config, loss_reduction=self._means[self.algorithm.aggregation.fn], **wanted)
         return self.per_token(new, old, rollout_logprobs, None, advantages, loss_mask.bool()).sum(), {}
 
 
 class NeMoRL(_Loss):
     """For ``grpo_train(loss_fn=...)``."""
 
-    means: ClassVar = dict.fromkeys(_ROW_MEANS, "SEQUENCE_LEVEL") | {losses.token_mean: "TOKEN_LEVEL"}
+    _means: ClassVar = dict.fromkeys(_ROW_MEANS, "SEQUENCE_LEVEL") | {losses.token_mean: "TOKEN_LEVEL"}
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm)
         names = package("nemo_rl.algorithms.loss.interfaces", "nemo-rl", "NeMoRL")
         self.input_type = names.LossInputType.LOGPROB
-        self.loss_type = names.LossType[self.means[algorithm.aggregation.fn]]
-        self.reference_policy_kl_penalty = float("ref_log_probs" in algorithm.needs)  # NeMo-RL then adds a column
+        self.loss_type = names.LossType[self._means[algorithm.aggregation.fn]]
+        self.reference_policy_kl_penalty = float("ref_log_probs" in algorithm.loss_needs)  # NeMo-RL then adds a column
 
     def __call__(self, data: Any, global_valid_seqs: Any, global_valid_toks: Any, next_token_logprobs: Any) -> Result:
         if "curr_logprobs_unfiltered" in data:
@@ -116,10 +117,10 @@ class NeMoRL(_Loss):
 class Slime(_Loss):
     """For ``--loss-type custom_loss --custom-loss-function-path``."""
 
-    means: ClassVar = {losses.token_mean: "", losses.seq_mean_token_mean: ""}
+    _means: ClassVar = {losses.token_mean: "", losses.seq_mean_token_mean: ""}
 
     def __call__(self, args: Any, batch: Any, logits: Tensor, sum_of_sample_mean: Callable[[Tensor], Tensor]) -> Result:
-        by_token, kl = self.algorithm.aggregation.fn is losses.token_mean, "ref_log_probs" in self.algorithm.needs
+        by_token, kl = self.algorithm.aggregation.fn is losses.token_mean, "ref_log_probs" in self.algorithm.loss_needs
         alone = {"use_rollout_logprobs": False, "use_tis": False, "entropy_coef": 0.0, "context_parallel_size": 1}
         self.check_settings(args, calculate_per_token_loss=by_token, use_kl_loss=kl, **alone)
         slime = package("slime.backends.megatron_utils.loss", "slime", "Slime")

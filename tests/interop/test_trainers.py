@@ -190,7 +190,7 @@ def slime(algorithm: Algorithm, data: Data, parts: Any) -> Tensor:
 def slime_args(algorithm: Algorithm, **changes: Any) -> types.SimpleNamespace:
     settings = {"calculate_per_token_loss": algorithm.aggregation.fn is losses.token_mean, "context_parallel_size": 1}
     settings |= {"use_rollout_logprobs": False, "use_tis": False, "entropy_coef": 0.0}
-    settings |= {"use_kl_loss": "ref_log_probs" in algorithm.needs}
+    settings |= {"use_kl_loss": algorithm.name == "grpo"}
     return types.SimpleNamespace(**settings | changes)
 
 
@@ -260,7 +260,8 @@ def test_the_metric_that_grpo_train_reads() -> None:
     assert metrics == pytest.approx({"loss": -1.4 / 8, "token_mult_prob_error": 3 * 2 / 8, "num_valid_samples": 2.0})
     assert (loss.loss_type, loss.input_type) == (LossType.TOKEN_LEVEL, LossInputType.LOGPROB)
     assert NeMoRL(algorithms.gspo()).loss_type is LossType.SEQUENCE_LEVEL
-    assert [NeMoRL(each).reference_policy_kl_penalty for each in (KL, algorithms.gspo())] == [1.0, 0.0]
+    in_reward = algorithms.gspo().replace(kl_in_reward={})
+    assert [NeMoRL(each).reference_policy_kl_penalty for each in (KL, algorithms.gspo(), in_reward)] == [1.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="ref_log_probs not: expected top_p 1, top_k null"):
         loss(data | {"curr_logprobs_unfiltered": new}, torch.tensor(4), torch.tensor(8), next_token_logprobs=new)
 
