@@ -83,7 +83,7 @@ test-release: $(VENV)/.dev .venv-ray/.ready ## more shapes of what the slow test
 	$(BIN)/python -m pytest -q -m "release and not ray" --durations=25
 	.venv-ray/bin/python -m pytest -q -m "release and ray" --durations=25 $(ON_RAY)
 
-test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on; those that are not installed are skipped
+test-bridges: .venv-bridges/.ready ## environments of other packages are played and trained on, losses are called; those that are not installed are skipped
 	.venv-bridges/bin/python -m pytest -q -m bridges tests/bridges
 
 mutants: .venv-mutants/.ready ## break the maths one place at a time: does a test fail? hours
@@ -153,7 +153,8 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
 .venv-bridges/.ready: pyproject.toml constraints/dev.txt constraints/bridges.txt
 	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt torch
 	.ci/install .venv-bridges $(PYTHON) -c constraints/dev.txt $(DEV)
-	.ci/install .venv-bridges $(PYTHON) -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena $(OPENENV)
+	.ci/install .venv-bridges $(PYTHON) -c constraints/bridges.txt gem-llm gymnasium reasoning-gym textarena tinker $(OPENENV)
+	.ci/install .venv-bridges $(PYTHON) -c constraints/bridges.txt --no-deps torchtitan spmd_types torchdata tyro typeguard docstring_parser
 	@touch $@
 
 .venv-mutants/.ready: pyproject.toml constraints/dev.txt constraints/mutation.txt

@@ -35,16 +35,9 @@ def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
         ImportError: torchrl is not installed.
         ValueError: the loss needs data that a torchrl tensordict does not have.
     """
-    stages = ("policy_loss", "aggregation", "loss_terms", "corrections", "token_selection")
-    problems = [
-        f"{part.path} reads {', '.join(sorted(part.needs - LOSS_DATA))}"
-        for stage, part in algorithm.uses()
-        if stage.split(".")[0] in stages and part.needs - LOSS_DATA
-    ]
-    masks = {term.mask for term in algorithm.loss_terms} - LOSS_DATA
-    problems += [f"a loss term is on {mask}" for mask in sorted(masks)]
-    if problems:
-        raise ValueError(f"torchrl does not have the data for the loss of {algorithm.name}: {'; '.join(problems)}")
+    needs = algorithm.loss_needs | algorithm.token_weight_needs | {term.mask for term in algorithm.loss_terms}
+    if lacking := sorted(needs.union(*(mean.needs for mean in algorithm.aggregations)) - LOSS_DATA):
+        raise ValueError(f"torchrl does not have {', '.join(lacking)} for the loss of {algorithm.name}")
     return type("GRPOLoss", (_Hooks, base or _torchrl().GRPOLoss), {"algorithm": algorithm})
 
 

@@ -22,11 +22,9 @@ def test_an_algorithm_whose_loss_reads_no_groups_goes(preset):
 
 
 def test_grpo_loss_names_data_that_torchrl_does_not_have():
-    with pytest.raises(
-        ValueError, match=r"torchrl does not have the data for the loss of gspo: .*prompt_token_mean reads group_ids"
-    ):
+    with pytest.raises(ValueError, match=r"torchrl does not have group_ids for the loss of gspo"):
         grpo_loss(algorithms.gspo().replace(aggregation=losses.prompt_token_mean), Base)
-    with pytest.raises(ValueError, match=r"the loss of echo: a loss term is on observation_mask"):
+    with pytest.raises(ValueError, match=r"torchrl does not have observation_mask for the loss of echo"):
         grpo_loss(algorithms.echo(), Base)
 
 

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 NEEDS = {
     "test_data_proto_tables.py": ("pandas", "pyarrow"),
     "test_data_proto_through_ray.py": ("ray",),
+    "test_liger_loss.py": ("liger_kernel",),
     "test_openrlhf_reward.py": ("openrlhf",),
     "test_torchrl_loss.py": ("torchrl",),
     "test_trl_preference.py": ("trl",),
