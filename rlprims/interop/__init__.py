@@ -5,5 +5,4 @@
 a verifier.
 ``rlprims.interop.torchrl``: `grpo_loss` converts an algorithm to a loss module of torchrl.
 ``rlprims.interop.trainers``: the loss of an algorithm as prime-rl, SkyRL, NeMo-RL and slime call it.
-``rlprims.interop.gym``, ``textarena``, ``reasoning_gym``, ``openenv``: environments of these packages in rlprims.
 """

@@ -5,18 +5,22 @@
 
 import asyncio
 import io
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import of_gym as gym
+import of_openenv as openenv
+import of_reasoning_gym as reasoning_gym
+import of_textarena as textarena
 import pytest
 import yaml
 from rich.console import Console
 
 from rlprims.environments import Completion, Environment, Episode, EpisodeLimits, TextRenderer, rollout
-from rlprims.interop import gym, openenv, reasoning_gym, textarena
 from rlprims.trainer.config import load_config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
@@ -57,6 +61,7 @@ def trained(model: Path, folder: Path, rows: list[dict[str, Any]], environment: 
         "data": {"train": str(tiny.write_jsonl(folder / "rows.jsonl", rows)), "environment": environment},
         "sampling": {"max_new_tokens": 8}, "episode_limits": {"turns": 3},
     }  # fmt: skip
+    shutil.copytree(Path(gym.__file__).parent, folder, dirs_exist_ok=True)  # beside the config
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     config = load_config(folder / "config.yaml")
     parts = build(config, Console(file=io.StringIO()))
@@ -84,7 +89,7 @@ def test_a_game_of_gem(model: Path, tmp_path: Path) -> None:
     assert "Guess The Number" in episode.messages[0]["content"]
     assert "lower" in episode.messages[2]["content"] or "higher" in episode.messages[2]["content"]
     rows = [{"name": name, "seed": seed} for seed in range(4)]
-    no_failures(trained(model, tmp_path, rows, {"fn": "rlprims.interop.gym.Gym", "package": "gem"}))
+    no_failures(trained(model, tmp_path, rows, {"fn": "of_gym.Gym", "package": "gem"}))
 
 
 def test_a_world_of_gymnasium(model: Path, tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_a_world_of_gymnasium(model: Path, tmp_path: Path) -> None:
     lost = played(gym.Gym("tests.bridges.ice:Ice-v0", 0), "over there")
     assert (lost.score, lost.failure, lost.columns) == (0.0, None, {"no_action": 1.0})
     rows = [{"name": "tests.bridges.ice:Ice-v0", "seed": seed} for seed in range(4)]
-    no_failures(trained(model, tmp_path, rows, "rlprims.interop.gym.Gym"))
+    no_failures(trained(model, tmp_path, rows, "of_gym.Gym"))
 
 
 def test_a_game_of_textarena(model: Path, tmp_path: Path) -> None:
@@ -112,7 +117,7 @@ def test_a_game_of_textarena(model: Path, tmp_path: Path) -> None:
     twice = played(textarena.TextArena(name, 3), *[f"[{wrong}]"] * 4)
     assert twice.columns == {"invalid_move": 1.0}
     rows = [{"name": name, "seed": seed} for seed in range(4)]
-    no_failures(trained(model, tmp_path, rows, "rlprims.interop.textarena.TextArena"))
+    no_failures(trained(model, tmp_path, rows, "of_textarena.TextArena"))
 
 
 def test_questions_of_reasoning_gym(model: Path, tmp_path: Path) -> None:
@@ -128,7 +133,7 @@ def test_questions_of_reasoning_gym(model: Path, tmp_path: Path) -> None:
     other.reset()
     assert other.entry["question"] != question.entry["question"]
     rows = reasoning_gym.rows("basic_arithmetic", 4)
-    no_failures(trained(model, tmp_path, rows, "rlprims.interop.reasoning_gym.ReasoningGym"))
+    no_failures(trained(model, tmp_path, rows, "of_reasoning_gym.ReasoningGym"))
 
 
 @pytest.fixture
@@ -162,4 +167,4 @@ def test_a_server_of_openenv(model: Path, tmp_path: Path, server: str) -> None:
     wrong = played(openenv.OpenEnv(3, url=server, action="guess", observation="text"), "9")
     assert "the observation has no 'text', it has" in str(wrong.failure)
     rows = [{"seed": seed} for seed in range(4)]
-    no_failures(trained(model, tmp_path, rows, {"fn": "rlprims.interop.openenv.OpenEnv", **how}))
+    no_failures(trained(model, tmp_path, rows, {"fn": "of_openenv.OpenEnv", **how}))

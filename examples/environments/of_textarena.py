@@ -1,4 +1,4 @@
-"""Games of TextArena for one player: ``environment: rlprims.interop.textarena.TextArena``.
+"""Games of TextArena for one player: ``environment: of_textarena.TextArena``.
 
 A row names a game and a seed, ``{"name": "GuessTheNumber-v0", "seed": 3}``. Tried with textarena 0.7.4.
 """
@@ -6,7 +6,6 @@ A row names a game and a seed, ``{"name": "GuessTheNumber-v0", "seed": 3}``. Tri
 from typing import Any
 
 from rlprims.environments import FirstMessages, Message, Step
-from rlprims.interop._package import package
 
 
 class TextArena:
@@ -23,7 +22,9 @@ class TextArena:
         self.name, self.seed, self.seen = name, seed, ""
 
     def reset(self) -> FirstMessages:
-        self.game: Any = package("textarena", "textarena", "interop.textarena").make(self.name)
+        import textarena
+
+        self.game: Any = textarena.make(self.name)
         self.game.reset(num_players=1, seed=self.seed)
         return [{"role": "user", "content": self._new_text()}]
 

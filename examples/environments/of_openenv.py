@@ -1,4 +1,4 @@
-"""Environments of an OpenEnv server: ``{fn: rlprims.interop.openenv.OpenEnv, url: http://...}``.
+"""Environments of an OpenEnv server: ``{fn: of_openenv.OpenEnv, url: http://...}``.
 
 Tried with openenv-core 0.3.0, which is imported when the first episode begins. Each episode is a separate session.
 """
@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprims.environments import FirstMessages, Message, Step
-from rlprims.interop._package import package
 
 
 class OpenEnv:
@@ -28,8 +27,9 @@ class OpenEnv:
         self.seed, self.url, self.action, self.observation, self.prompt = seed, url, action, observation, prompt
 
     def reset(self) -> FirstMessages:
-        module = package("openenv.core.generic_client", "openenv-core", "interop.openenv")
-        self.client: Any = module.GenericEnvClient(base_url=self.url).sync()
+        from openenv.core.generic_client import GenericEnvClient
+
+        self.client: Any = GenericEnvClient(base_url=self.url).sync()
         self.client.connect()
         result = self.client.reset(**({} if self.seed is None else {"seed": self.seed}))
         return [{"role": "user", "content": self.prompt + self._text(result.observation)}]

@@ -1,4 +1,4 @@
-"""Tasks of Reasoning Gym: ``environment: rlprims.interop.reasoning_gym.ReasoningGym``, and rows of data for it.
+"""Tasks of Reasoning Gym: ``environment: of_reasoning_gym.ReasoningGym``, and rows of data for it.
 
 A row is one question of a data set, ``{"dataset": "basic_arithmetic", "index": 3}``, from :func:`rows`. Tried with
 reasoning-gym 0.1.25 and 0.1.23; it is imported when the first episode begins.
@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 from rlprims.environments import FirstMessages, Message, Step
-from rlprims.interop._package import package
 
 
 class ReasoningGym:
@@ -57,5 +56,6 @@ def rows(dataset: str, count: int, *, seed: int = 0) -> list[dict[str, Any]]:
 @lru_cache(maxsize=64)
 def _dataset(name: str, seed: int, options: tuple[tuple[str, Any], ...]) -> Any:
     """The data set. A question depends on (seed, index) only, so its size is only an upper limit."""
-    module = package("reasoning_gym", "reasoning-gym", "interop.reasoning_gym")
-    return module.create_dataset(name, seed=seed, **{"size": 1_000_000, **dict(options)})
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, seed=seed, **{"size": 1_000_000, **dict(options)})

@@ -1,15 +1,15 @@
-"""Environments of gymnasium and similar packages: ``environment: {fn: rlprims.interop.gym.Gym, package: gem}``.
+"""Environments of gymnasium and similar packages: ``environment: {fn: of_gym.Gym, package: gem}``.
 
 A row names an environment and a seed, ``{"name": "game:GuessTheNumber-v0", "seed": 3}``. Tried with gem-llm 0.1.0 and
 gymnasium 1.4.0; either is imported when the first episode begins.
 """
 
+import importlib
 import re
 import threading
 from typing import Any
 
 from rlprims.environments import FirstMessages, Message, Step
-from rlprims.interop._package import package
 
 _RESET = threading.Lock()
 """gem seeds the generators of the whole process."""
@@ -32,7 +32,7 @@ class Gym:
         self.name, self.seed, self.package, self.prompt = name, seed, package, prompt
 
     def reset(self) -> FirstMessages:
-        self.environment: Any = package(self.package, self.package, "interop.gym.Gym").make(self.name)
+        self.environment: Any = importlib.import_module(self.package).make(self.name)
         with _RESET:
             observation, _ = self.environment.reset(seed=self.seed)
         return [{"role": "user", "content": f"{self.prompt}{observation}"}]
