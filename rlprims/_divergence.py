@@ -18,27 +18,21 @@ def divergence_of(
 ) -> Tensor:
     """(...): KL(π ‖ q), KL(q ‖ π) or the JSD with β, for float32 logits (..., V) of π, and others of q, a constant."""
     check_temperature(temperature)
-    check_share(beta, "full_kl")
     check_vocab(vocab, logits.shape[-1])
     p, log_p = _probabilities(logits, temperature, vocab)
     q, log_q = _probabilities(other.detach(), temperature, vocab)
-    if kind == "jsd":
-        terms = jsd_terms(p, log_p, q, log_q, beta)
-    else:
-        terms = p * (log_p - log_q) if kind == "reverse" else q * (log_q - log_p)
-    return sum_over(vocab, terms.sum(-1))
+    return sum_over(vocab, divergence_terms(p, log_p, q, log_q, kind, beta).sum(-1))
 
 
-def check_share(beta: float, kl: str) -> None:
-    """Raise ``ValueError`` unless 0 < β < 1; ``kl`` is the function of the limits."""
+def divergence_terms(p: Tensor, log_p: Tensor, q: Tensor, log_q: Tensor, kind: Divergence, beta: float = 0.5) -> Tensor:
+    """p log(p / q), q log(q / p), or β q log(q / m) + (1 − β) p log(p / m) with m = β q + (1 − β) p."""
     if not 0 < beta < 1:
-        raise ValueError(f"beta={beta}, expected 0 < beta < 1; use {kl}, forward for beta=0 or reverse for beta=1")
-
-
-def jsd_terms(p: Tensor, log_p: Tensor, q: Tensor, log_q: Tensor, beta: float) -> Tensor:
-    """β q log(q / m) + (1 − β) p log(p / m) with m = β q + (1 − β) p."""
-    log_m = (log_q + math.log(beta)).logaddexp(log_p + math.log1p(-beta))
-    return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+        kl = "topk_kl or full_kl, forward for beta=0 or reverse for beta=1"
+        raise ValueError(f"beta={beta}, expected 0 < beta < 1; use {kl}")
+    if kind == "jsd":
+        log_m = (log_q + math.log(beta)).logaddexp(log_p + math.log1p(-beta))
+        return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+    return p * (log_p - log_q) if kind == "reverse" else q * (log_q - log_p)
 
 
 def _probabilities(logits: Tensor, temperature: float, vocab: VocabShard | None) -> tuple[Tensor, Tensor]:

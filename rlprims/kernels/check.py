@@ -49,7 +49,7 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
     "linear_log_probs": lambda device: (*_head(device), 1.0, None),
     "linear_token_loss": _token_loss,
     "linear_divergence": lambda device: (
-        *(*_head(device)[:2], *(x.detach().flip(0) for x in _head(device)[:2]), _token_loss(device)[4]),
+        *(*_head(device)[:2], tuple(x.detach().flip(0) for x in _head(device)[:2]), _token_loss(device)[4]),
         lambda logits, teacher_logits: (logits.tanh() * teacher_logits).mean(-1),
     ),
 }

@@ -23,9 +23,6 @@ _CAST_ELEMENTS = 2**20
 Total = Callable[[Tensor, slice], Tensor]
 """From the logits of some tokens to the scalar that is differentiated: a sum over these tokens."""
 
-Score = Callable[[Tensor, slice], tuple[Any, ...]]
-"""From the logits of some tokens to numbers of each of them."""
-
 
 def linear_log_probs(
     hidden: Tensor,
@@ -34,35 +31,30 @@ def linear_log_probs(
     temperature: float,
     soft_cap: float | None,
     kept: SamplingSupport | None = None,
+    vocab: None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, in the shape of ``token_ids``."""
-    ids, options = token_ids.reshape(-1), (temperature, soft_cap, kept)
-    named = {"token_ids": ids, "temperature": temperature, "soft_cap": soft_cap, "kept": kept}
-    formula = partial(ACCELERATED["linear_log_probs"].formula, **named)
-    states = hidden.reshape(-1, hidden.shape[-1])
+    states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1)
+    options: dict[str, Any] = {"token_ids": ids, "temperature": temperature, "soft_cap": soft_cap, "kept": kept}
+    formula = partial(ACCELERATED["linear_log_probs"].formula, **options)
 
-    def begin(needed: Sequence[bool]) -> Score:
-        return _scorer(states, ids, *options, with_entropies=needed[1])
+    def begin(needed: Sequence[bool]) -> Callable[..., Any]:
+        return _scorer(states, **options, with_entropies=needed[1])
 
     log_probs, entropies = (x.reshape(token_ids.shape) for x in _Linear.apply(states, head_weight, begin, formula))
     return log_probs, entropies
 
 
 def linear_divergence(
-    hidden: Tensor,
-    head_weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_head_weight: Tensor,
-    mask: Tensor,
-    measure: Callable[[Tensor, Tensor], Tensor],
+    hidden: Tensor, head_weight: Tensor, teacher: tuple[Tensor, Tensor], mask: Tensor, measure: Any, vocab: None = None
 ) -> tuple[Tensor]:
     """The divergence of each token. The heads are not applied to tokens outside the mask."""
     valid = mask.flatten().nonzero()[:, 0]
-    states, teacher_states = (x.flatten(0, -2)[valid] for x in (hidden, teacher_hidden))
+    states, teacher_states = (x.flatten(0, -2)[valid] for x in (hidden, teacher[0]))
     finite = states.isfinite().all(-1) & teacher_states.isfinite().all(-1)
 
-    def begin(_: Sequence[bool]) -> Score:
-        tiles, tile, beside = _tiles(teacher_states, teacher_head_weight), slice(0), states
+    def begin(_: Sequence[bool]) -> Callable[..., Any]:
+        tiles, tile, beside = _tiles(teacher_states, teacher[1]), slice(0), states
 
         def score(logits: Tensor, tokens: slice) -> tuple[Tensor]:  # in the order of the tiles, which are as large
             nonlocal tile, beside
@@ -73,19 +65,18 @@ def linear_divergence(
 
         return score
 
-    teacher = {"teacher_hidden": teacher_states, "teacher_head_weight": teacher_head_weight}
-    named = {**teacher, "mask": mask.flatten()[valid], "measure": measure}
+    named = {"teacher": (teacher_states, teacher[1]), "mask": mask.flatten()[valid], "measure": measure}
     formula = partial(ACCELERATED["linear_divergence"].formula, **named)
     (values,) = _Linear.apply(states, head_weight, begin, formula)
     return (values.new_zeros(mask.numel()).index_put((valid,), values).reshape(mask.shape),)
 
 
 class _Linear(torch.autograd.Function):
-    """Numbers of each token from its logits. Backward computes the logits again, of the outputs with a gradient."""
+    """Numbers of each token from its logits: ``begin(needed)(logits, tokens)``. Backward computes the logits again."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head_weight: Tensor, begin: Callable[[Sequence[bool]], Score], formula: Any
+        ctx: Any, hidden: Tensor, head_weight: Tensor, begin: Callable[..., Any], formula: Callable[..., Any]
     ) -> tuple[Tensor, ...]:
         score, outputs = begin((True, True)), list[Tensor]()
         for logits, tokens in _logits_in_blocks(hidden, head_weight):
@@ -125,6 +116,7 @@ def linear_token_loss(
     temperature: float,
     soft_cap: float | None,
     kept: SamplingSupport | None = None,
+    vocab: None = None,
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:

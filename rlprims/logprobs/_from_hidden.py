@@ -74,9 +74,7 @@ def from_hidden(
     size = check_vocab(vocab, head_weight.shape[0], token_ids)
     if kept is not None:
         check_kept(kept, token_ids.shape, size, token_ids)
-    if vocab is not None:  # the kernels do not support shards
-        return LogProbs(*linear_log_probs.formula(hidden, head_weight, token_ids, temperature, soft_cap, kept, vocab))
-    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept))
+    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept, vocab))
 
 
 def check_head(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from einops import rearrange
@@ -114,9 +114,9 @@ def fused_loss(
     _check_token_wise(loss)
     states, flat_data = rearrange(hidden, "... h -> (...) h"), {name: x.detach().flatten() for name, x in data.items()}
     of_tokens = token_ids.flatten(), weights.detach().flatten(), response_mask.flatten()
-    args = states, head_weight, *of_tokens, partial(_total, loss), temperature, soft_cap, kept
-    formula: Any = linear_token_loss.formula  # the kernels do not support shards
-    total, *per_token = linear_token_loss(*args, **flat_data) if vocab is None else formula(*args, vocab, **flat_data)
+    total, *per_token = linear_token_loss(
+        states, head_weight, *of_tokens, partial(_total, loss), temperature, soft_cap, kept, vocab, **flat_data
+    )
     return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))
 
 
@@ -124,19 +124,17 @@ def fused_loss(
 def linear_divergence(
     hidden: Tensor,
     head_weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_head_weight: Tensor,
+    teacher: tuple[Tensor, Tensor],
     mask: Tensor,
     measure: Callable[[Tensor, Tensor], Tensor],
     vocab: VocabShard | None = None,
 ) -> tuple[Tensor]:
     """``measure(logits, teacher_logits)`` of the valid tokens, 0 elsewhere; NaN if a hidden state is not finite."""
-    finite = hidden.isfinite().all(-1) & teacher_hidden.isfinite().all(-1)
-    states, teacher_states = (
-        upcast(torch.where((mask & finite)[..., None], x, 0.0)) for x in (shared(vocab, hidden), teacher_hidden)
-    )
+    finite = hidden.isfinite().all(-1) & teacher[0].isfinite().all(-1)
+    models = (shared(vocab, hidden), head_weight), teacher
     with without_autocast(hidden):
-        values = measure(states @ upcast(head_weight).T, teacher_states @ upcast(teacher_head_weight).T)
+        logits = (upcast(torch.where((mask & finite)[..., None], x, 0.0)) @ upcast(head).T for x, head in models)
+        values = measure(*logits)
     return (zero_outside(torch.where(finite, values, torch.nan), mask),)
 
 
@@ -162,17 +160,15 @@ def fused_full_kl(
     With the student's π and the teacher's q over the whole vocabulary the divergence "reverse" is KL(π ‖ q), "forward"
     KL(q ‖ π), and "jsd" β KL(q ‖ m) + (1 − β) KL(π ‖ m) with m = β q + (1 − β) π. The teacher may have another width H.
 
-    In eager code a kernel computes one tile of tokens at a time, forward and again in backward: a buffer has a tile's
-    logits of the student, another those of the teacher, and only the arguments are saved. Tokens outside the mask are
-    skipped. Compiled code, second derivatives and shards have all logits in memory. A hidden state with NaN or Inf
-    gives NaN, and adds nothing to a gradient.
+    In eager code a kernel computes one tile of tokens at a time, forward and again in backward: a tile's logits of both
+    models are in memory, and only the arguments are saved. Tokens outside the mask are skipped. Compiled code, second
+    derivatives and shards have all logits in memory. A hidden state with NaN or Inf gives NaN and no gradient.
 
     Args:
         hidden, head_weight: of the student; only they get a gradient.
         teacher_hidden, teacher_head_weight: of the teacher, of the same vocabulary.
         beta: the teacher's share of m, in (0, 1); only for "jsd".
         teacher_soft_cap: the same for the teacher's logits.
-        vocab: if both weights are this rank's rows of the heads; see :func:`from_hidden`.
 
     >>> one, student, teacher = torch.ones(1, 1, 1), torch.tensor([[0.75], [0.25]]), torch.tensor([[0.5], [0.5]])
     >>> fused_full_kl(one, student.log(), one, teacher.log(), torch.tensor([[True]]))
@@ -192,8 +188,8 @@ def fused_full_kl(
         z, y = (x if cap is None else cap * torch.tanh(x / cap) for x, cap in capped)
         return divergence_of(z, y, divergence, beta=beta, temperature=temperature, vocab=vocab)
 
-    data = hidden, head_weight, teacher_hidden.detach(), teacher_head_weight.detach(), response_mask, measure
-    (values,) = linear_divergence(*data) if vocab is None else linear_divergence.formula(*data, vocab)
+    teacher = teacher_hidden.detach(), teacher_head_weight.detach()
+    (values,) = linear_divergence(hidden, head_weight, teacher, response_mask, measure, vocab)
     return values
 
 

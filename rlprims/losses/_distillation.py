@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims._divergence import check_share, divergence_of, jsd_terms
+from rlprims._divergence import divergence_of, divergence_terms
 from rlprims.masking import check_choice, check_placements, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
 from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabShard, token_wise
@@ -117,7 +117,7 @@ def topk_kl(
 
     log_p = _with_rest(topk_log_probs, response_mask)
     log_q = _with_rest(teacher_topk_log_probs.detach(), response_mask)
-    terms = log_q.exp() * (log_q - log_p) if direction == "forward" else log_p.exp() * (log_p - log_q)
+    terms = divergence_terms(log_p.exp(), log_p, log_q.exp(), log_q, direction)
     return zero_outside(terms.sum(-1), response_mask)
 
 
@@ -145,13 +145,13 @@ def topk_jsd(
     >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
-    check_share(beta, "topk_kl")
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "K", topk_log_probs=topk_log_probs, teacher_topk_log_probs=teacher_topk_log_probs)
 
     log_p = _with_rest(topk_log_probs, response_mask)
     log_q = _with_rest(teacher_topk_log_probs.detach(), response_mask)
-    return zero_outside(jsd_terms(log_p.exp(), log_p, log_q.exp(), log_q, beta).sum(-1), response_mask)
+    terms = divergence_terms(log_p.exp(), log_p, log_q.exp(), log_q, "jsd", beta)
+    return zero_outside(terms.sum(-1), response_mask)
 
 
 def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:

@@ -159,13 +159,13 @@ def test_many_tiles_of_two_heads_and_nothing_is_as_large_as_the_logits() -> None
     """2^24 elements a tile: at a vocabulary of 300,000 that is 55 tokens, and here are 126 of 180."""
     vocab, tokens = 300_000, 180
     hidden, head, _ = inputs(tokens, vocab, 3)
-    teacher = [x.detach() for x in inputs(tokens + 1, vocab, 2)[:2]]
+    teacher_hidden, teacher_head = (x.detach() for x in inputs(tokens + 1, vocab, 2)[:2])
     mask, measure = torch.arange(tokens) % 10 < 7, lambda z, y: (z.sigmoid() * y).mean(-1)
     with Largest() as seen:
-        (got,) = linear_divergence(hidden, head, teacher[0][1:], teacher[1], mask, measure)
+        (got,) = linear_divergence(hidden, head, (teacher_hidden[1:], teacher_head), mask, measure)
         slopes = torch.autograd.grad(got.square().sum(), (hidden, head))
     assert seen.elements <= 2**24 < vocab * int(mask.sum())
-    logits, teacher_logits = hidden @ head.T, teacher[0][1:] @ teacher[1].T
+    logits, teacher_logits = hidden @ head.T, teacher_hidden[1:] @ teacher_head.T
     want = torch.where(mask, measure(logits, teacher_logits), 0.0)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     for mine, theirs in zip(slopes, torch.autograd.grad(want.square().sum(), (hidden, head)), strict=True):

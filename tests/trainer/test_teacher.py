@@ -98,6 +98,7 @@ def test_the_student_comes_near_its_teacher(
     assert after < 0.6 * before, (before, after)
 
 
+TOP = {"coefficient": 1.0, "loss": "rlprims.losses.topk_kl"}
 WHOLE = {"preset": "opd", "policy_loss": {"fn": "rlprims.logprobs.fused_full_kl", "divergence": "forward"}}
 
 
@@ -119,15 +120,14 @@ def test_a_run_compares_whole_vocabularies(
         ({"fused_head": True}, {}, {"execution": "ray"}),
         ({"fused_head": True}, {"teacher_template": "{question}{answer}"}, {}),
         ({"fused_head": True, "replay_routes": True}, {}, {}),
+        ({"fused_head": True}, {}, {"algorithm": {**WHOLE, "loss_terms": [TOP]}}),
         ({"fused_head": True, "teacher": {"a": "x"}}, {"teacher": "data_source"}, {}),
     ],
 )
 def test_where_whole_vocabularies_cannot_be_compared(
     load: Callable[..., Config], settings: dict[str, Any], model: Any, data: Any, extra: Any
 ) -> None:
-    with pytest.raises(
-        ValueError, match=r"hidden states of a teacher, which needs execution: local, model.fused_head: t"
-    ):
+    with pytest.raises(ValueError, match=r"reads hidden states, which needs execution: local, model.fused_head: true"):
         load(settings_of(settings, WHOLE, model=model, data=data) | extra)
     with pytest.raises(ValueError, match="sampling truncates"):
         load(settings_of(settings, WHOLE, model={"fused_head": True}) | {"sampling": {"top_k": 2}})

@@ -105,8 +105,7 @@ def token_scores(
     if fused_head:
         head = head_of(model)
         scores = partial(from_hidden, temperature=temperature, soft_cap=head.soft_cap)
-        if "hidden" in wanted:
-            found["hidden"] = output
+        found |= {"hidden": output} if "hidden" in wanted else {}
         if "log_probs" in wanted or "entropies" in wanted:
             both = scores(output, head.weight, ids, kept)
             found |= {name: x for name, x in both._asdict().items() if name in wanted}
