@@ -216,6 +216,6 @@ def test_soft_caps_are_those_of_the_models(model_path, teacher_path, monkeypatch
 def test_a_head_of_another_size_is_refused_at_the_start(model_path, tmp_path):
     """The tokens are the same; some models pad their heads."""
     padded = tiny.save_model(tmp_path / "padded", vocab_size=len(tiny.VOCABULARY) + 8)
-    with pytest.raises(ValueError, match=r"the head of .*padded' has another size than that of"):
+    with pytest.raises(ValueError, match=r"its head and the policy's have \{.*40.*\} rows, expected one size"):
         local(model_path, FUSED, teacher=str(padded), fused_head=True)
     local(model_path, OPD, teacher=str(padded))

@@ -14,7 +14,7 @@ from rlprims.controllers import Ema
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig, RunNeeds, UpdateReport
 from rlprims.execution._observed import metered
-from rlprims.execution.hf._adapters import adapt, adapters_off
+from rlprims.execution.hf._adapters import adapt, adapters_off, freeze
 from rlprims.execution.hf._alone import window_of
 from rlprims.execution.hf._forward import fused_objective, head_of, is_sum_of_token_losses, response_values
 from rlprims.execution.hf._micro_batches import SINGLE_PROCESS, Part, Ranks, StepTotals, parts_of
@@ -79,15 +79,14 @@ class Training:
             check_vocabularies(model)
             for name, path in model.teachers.items():
                 self.teachers[name] = ranks.load(path, model).requires_grad_(False)
-                if "teacher_hidden" in needs and len(head_of(self.teachers[name]).weight) != len(
-                    head_of(policy).weight
-                ):
-                    raise ValueError(
-                        f"model.teacher: the head of {path!r} has another size than that of {model.path!r}"
-                    )
+            if "teacher_hidden" in needs:
+                sizes = {len(head_of(each).weight) for each in (policy, *self.teachers.values())}
+                if len(sizes) > 1:
+                    raise ValueError(f"model.teacher: its head and the policy's have {sizes} rows, expected one size")
         self.followers = self._followers()
         if "critic" in roles and "values" in needs:
-            module = ranks.shard(adapt(load_critic(model.critic or model.path, trained_as), model.lora))
+            critic = adapt(load_critic(model.critic or model.path, trained_as), model.lora)
+            module = ranks.shard(freeze(critic, run.get("critic_freeze", ())))
             updates = run.get("critic_updates") or run["updates"]
             self.critic = TrainState(module, run.get("critic_optimizer") or optimizer, updates)
 
@@ -179,9 +178,8 @@ class Training:
         if model.fused_head and is_sum_of_token_losses(algorithm):
             compute = partial(fused_objective, temperature=self.temperature, packing=is_packed(module))
             return self.ranks.within(module, partial(compute, module, part, algorithm))  # type: ignore[no-any-return]
-        more = ["topk_log_probs"] if "topk_log_probs" in algorithm.loss_needs else []
+        more = [name for name in ("topk_log_probs", "hidden") if name in algorithm.loss_needs]
         wanted = ["log_probs", "entropies", *more, *(["whole_log_probs"] if "kept" in part else [])]
-        wanted += ["hidden"] if "hidden" in algorithm.loss_needs else []
         entropy_gradient = "entropies" in algorithm.loss_needs
         scores = self._policy_scorer().token_scores(part, wanted, entropy_gradient=entropy_gradient)
         if "teacher_hidden" in algorithm.loss_needs:
