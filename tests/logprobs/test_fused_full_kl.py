@@ -69,6 +69,15 @@ def test_it_is_the_divergence_of_whole_logits(divergence: str, options: dict[str
     assert all((x != 0).any() for x in got)
 
 
+def test_several_blocks_of_a_tile() -> None:
+    """At a vocabulary of 70,000 a block that fits a cache has three tokens."""
+    b = batch(vocab=70_000)
+    b["response_mask"] = torch.ones_like(b["response_mask"])
+    got, want = (with_slopes(partial(f, divergence="forward"), b) for f in (fused, whole))
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
 def test_two_events_by_hand() -> None:
     """p = (¾, ¼) and q = (½, ½): KL(p ‖ q) = log 2 − H(p), and d KL(q ‖ p) / dz = p − q."""
     one, mask = torch.ones(1, 1, 1, dtype=torch.float64), torch.tensor([[True]])
