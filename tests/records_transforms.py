@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlprims import diagnostics
 from rlprims.corrections import Weights, batch_normalized
-from rlprims.logprobs import from_hidden, from_logits_with_entropy, fused_loss
+from rlprims.logprobs import from_hidden, from_logits_with_entropy, fused_full_kl, fused_loss
 from rlprims.losses import count_totals, reinforce
 from rlprims.types import Metric, Metrics
 
@@ -40,6 +40,11 @@ def fused_reinforce(logits, teacher_logits, responses, importance_weights, respo
     data = {"advantages": advantages}
     head = head_of(teacher_logits)
     return fused_loss(logits, head, responses, importance_weights, response_mask, reinforce, data).loss
+
+
+def fused_divergence(logits, teacher_logits, response_mask, cu_seqlens=None):
+    head = head_of(teacher_logits)
+    return fused_full_kl(logits, head, teacher_logits, head.flip(0), response_mask, cu_seqlens, divergence="jsd")
 
 
 def totals(response_mask, group_ids, trajectory_ids, cu_seqlens=None):
@@ -163,6 +168,7 @@ RECORDS: list[dict[str, Any]] = [
     record("corrections.batch_normalized", normalized_weights),
     record("logprobs.from_hidden", log_probs_of_hidden, ("logits", "teacher_logits")),
     record("logprobs.from_logits_with_entropy", log_probs_and_entropies, ("logits",)),
+    record("logprobs.fused_full_kl", fused_divergence, ("logits",)),
     record(
         "logprobs.fused_loss",
         fused_reinforce,

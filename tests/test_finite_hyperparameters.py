@@ -19,6 +19,8 @@ DATA: dict[str, Any] = {
     "token_ids": torch.zeros(8, 6, dtype=torch.int64),
     "hidden": torch.ones(8, 6, 2),
     "head_weight": torch.ones(3, 2),
+    "teacher_hidden": torch.ones(8, 6, 4),
+    "teacher_head_weight": torch.ones(3, 4),
     "loss": token_wise(lambda log_probs, **_: -log_probs),
     "data": {},
 }

@@ -42,6 +42,7 @@ NOT_TENSOR_FUNCTIONS = {
     "logprobs.LogProbs": "logprobs/test_from_hidden.py",
     "logprobs.from_hidden": "logprobs/test_from_hidden.py",
     "logprobs.from_logits_with_entropy": "logprobs/test_from_logits_with_entropy.py",
+    "logprobs.fused_full_kl": "logprobs/test_fused_full_kl.py",
     "logprobs.fused_loss": "logprobs/test_fused_loss.py",
     "losses.count_totals": "losses/test_aggregation.py",
     "rewards.verifiers": "rewards/test_verifiers.py",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlprims import losses
-from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, from_logits_with_entropy, fused_loss
+from rlprims.logprobs import (
+    entropy_from_logits,
+    from_hidden,
+    from_logits,
+    from_logits_with_entropy,
+    fused_full_kl,
+    fused_loss,
+)
 from rlprims.testing import Rank, on_ranks
 from rlprims.types import SamplingSupport, VocabShard
 
@@ -128,6 +136,24 @@ def test_the_fused_loss(sizes: list[int], mask: list[bool], seed: int) -> None:
     def scores(h: Tensor, w: Tensor, vocab: VocabShard | None) -> tuple[Tensor, ...]:
         fused = fused_loss(h, w, ids, m / 6, m, losses.clipped_surrogate, data, vocab=vocab)
         return fused.loss, fused.log_probs, fused.entropies
+
+    gradients_of_shards(scores, [hidden, head], [False, True], sizes, 0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(SIZES, st.sampled_from(["reverse", "forward", "jsd"]), st.integers(0, 2**16))
+def test_a_divergence_of_two_heads(
+    sizes: list[int], divergence: Literal["reverse", "forward", "jsd"], seed: int
+) -> None:
+    """Both heads are cut at the same ids; the teacher's are constants."""
+    hidden, head = random(2, 3, 3, seed=seed), random(sum(sizes), 3, seed=seed + 1)
+    teacher, teacher_head = random(2, 3, 2, seed=seed + 2), random(sum(sizes), 2, seed=seed + 3)
+    mask = torch.tensor([[True, True, False], [False, True, True]])
+
+    def scores(h: Tensor, w: Tensor, vocab: VocabShard | None) -> tuple[Tensor, ...]:
+        rows = teacher_head if vocab is None else teacher_head.narrow(0, vocab.start, len(w))
+        options: Any = {"divergence": divergence, "temperature": 0.7, "soft_cap": 2.0, "vocab": vocab}
+        return (fused_full_kl(h, w, teacher, rows, mask, **options),)
 
     gradients_of_shards(scores, [hidden, head], [False, True], sizes, 0)
 

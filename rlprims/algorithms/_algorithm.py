@@ -239,8 +239,8 @@ class Algorithm(_Spec):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a part reads a teacher's log-probs, of the sampled tokens or of several tokens at each position."""
-        return bool(self.needs & {"teacher_log_probs", "teacher_topk_log_probs"})
+        """Whether a part reads a teacher's log-probs, of the sampled tokens or of several, or its hidden states."""
+        return bool(self.needs & {"teacher_log_probs", "teacher_topk_log_probs", "teacher_hidden"})
 
     @property
     def baseline_measures_kl(self) -> bool:

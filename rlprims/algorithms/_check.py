@@ -24,7 +24,7 @@ _NORMALIZED = (advantage.beta_normalized, advantage.gdpo, advantage.reinforce_pp
 _UNSCALED = (advantage.clip_advantages, advantage.weight_by_sign, advantage.rlsd)
 """Functions of the normalization stage that do not normalize."""
 
-_OF_SEVERAL_TOKENS = {"topk_log_probs", "teacher_topk_log_probs", "logits", "ref_logits", "teacher_logits"}
+_OF_SEVERAL_TOKENS = {"topk_log_probs", "teacher_topk_log_probs", "logits", "ref_logits", "teacher_logits", "hidden"}
 """Data of a whole next-token distribution: they do not depend on the sampled token."""
 
 _RATES = (advantage.maxrl, advantage.beta_normalized)

@@ -44,6 +44,8 @@ class RunNeeds(TypedDict):
     """None: the policy's."""
     critic_updates: NotRequired[int | None]
     """None: those of the policy."""
+    critic_freeze: NotRequired[tuple[str, ...]]
+    """Parts of names; the critic's weights with one in their name are not trained."""
 
 
 class UpdateReport(NamedTuple):

@@ -6,8 +6,8 @@ A formula is plain torch, to which every transform applies. A few name kernels t
     def log_probs_and_entropies(logits, token_ids, temperature): ...
 
 The kernel is the function of the same name in ``rlprims.kernels.log_probs``. It runs for plain tensors on its device,
-outside every transform (compile, export, ``torch.func``, forward-mode derivatives, subclasses, dispatch modes). All
-other calls compute the formula, ``log_probs_and_entropies.formula``.
+outside every transform (compile, export, ``torch.func``, forward-mode derivatives, subclasses, dispatch modes), and for
+a vocabulary that is whole. All other calls compute the formula, ``log_probs_and_entropies.formula``.
 
 The environment variable ``RLPRIMS_KERNELS`` chooses: ``default`` or ``all``, ``0`` (none), or a list of module names
 such as ``log_probs,linear_log_probs``. ``README.md`` beside this file lists every kernel with its gain;
@@ -23,6 +23,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from rlprims.types import VocabShard
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +47,8 @@ class Accelerated(Generic[P, R]):
         parts = (x for value in values for x in (value if isinstance(value, tuple) else (value,)))
         tensors = [x for x in parts if isinstance(x, Tensor)]
         module = self.modules.get(tensors[0].device.type)
-        if module is None or not is_enabled(module) or not are_plain(*tensors):
+        in_shards = any(isinstance(value, VocabShard) for value in values)
+        if in_shards or module is None or not is_enabled(module) or not are_plain(*tensors):
             return self.formula(*args, **kwargs)
         if not self.differentiable and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return self.formula(*args, **kwargs)

@@ -48,6 +48,10 @@ EXAMPLES: dict[str, Callable[[torch.device], tuple[Any, ...]]] = {
     "log_probs_and_entropies": _log_probs,
     "linear_log_probs": lambda device: (*_head(device), 1.0, None),
     "linear_token_loss": _token_loss,
+    "linear_divergence": lambda device: (
+        *(*_head(device)[:2], tuple(x.detach().flip(0) for x in _head(device)[:2]), _token_loss(device)[4]),
+        lambda logits, teacher_logits: (logits.tanh() * teacher_logits).mean(-1),
+    ),
 }
 """Arguments for each accelerated formula, large enough to measure the gain of a kernel."""
 

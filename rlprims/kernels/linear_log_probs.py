@@ -1,9 +1,10 @@
-"""Log-probs, or a loss, from hidden states and the LM head, one tile of tokens at a time.
+"""Log-probs, a loss or a divergence, from hidden states and LM heads, one tile of tokens at a time.
 
 All tiles use the same buffer. Backward computes the logits again and overwrites them with their gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,49 +31,79 @@ def linear_log_probs(
     temperature: float,
     soft_cap: float | None,
     kept: SamplingSupport | None = None,
+    vocab: None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, in the shape of ``token_ids``."""
-    states = hidden.reshape(-1, hidden.shape[-1])
-    scores = _LinearLogProbs.apply(states, head_weight, token_ids.reshape(-1), temperature, soft_cap, kept)
-    log_probs, entropies = (x.reshape(token_ids.shape) for x in scores)
+    states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1)
+    options: dict[str, Any] = {"token_ids": ids, "temperature": temperature, "soft_cap": soft_cap, "kept": kept}
+    formula = partial(ACCELERATED["linear_log_probs"].formula, **options)
+
+    def begin(needed: Sequence[bool]) -> Callable[..., Any]:
+        return _scorer(states, **options, with_entropies=needed[1])
+
+    log_probs, entropies = (x.reshape(token_ids.shape) for x in _Linear.apply(states, head_weight, begin, formula))
     return log_probs, entropies
 
 
-class _LinearLogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head_weight: Tensor,
-        token_ids: Tensor,
-        temperature: float,
-        soft_cap: float | None,
-        kept: SamplingSupport | None,
-    ) -> tuple[Tensor, Tensor]:
-        score = _scorer(hidden, token_ids, temperature, soft_cap, kept)
-        parts = [score(logits, tokens) for logits, tokens in _logits_in_blocks(hidden, head_weight)]
-        log_probs, entropies = (torch.cat(x) for x in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, head_weight, token_ids)
-        ctx.options = temperature, soft_cap, kept
-        ctx.set_materialize_grads(False)
-        return log_probs, entropies
+def linear_divergence(
+    hidden: Tensor, head_weight: Tensor, teacher: tuple[Tensor, Tensor], mask: Tensor, measure: Any, vocab: None = None
+) -> tuple[Tensor]:
+    """The divergence of each token. The heads are not applied to tokens outside the mask."""
+    valid = mask.flatten().nonzero()[:, 0]
+    states, teacher_states = (x.flatten(0, -2)[valid] for x in (hidden, teacher[0]))
+    finite = states.isfinite().all(-1) & teacher_states.isfinite().all(-1)
+
+    def begin(_: Sequence[bool]) -> Callable[..., Any]:
+        tiles, tile, beside = _tiles(teacher_states, teacher[1]), slice(0), states
+
+        def score(logits: Tensor, tokens: slice) -> tuple[Tensor]:  # in the order of the tiles, which are as large
+            nonlocal tile, beside
+            if tokens.start >= tile.stop:
+                tile, _, beside = next(tiles)
+            values = measure(logits, beside[tokens.start - tile.start : tokens.stop - tile.start])
+            return (torch.where(finite[tokens], values, torch.nan),)
+
+        return score
+
+    named = {"teacher": (teacher_states, teacher[1]), "mask": mask.flatten()[valid], "measure": measure}
+    formula = partial(ACCELERATED["linear_divergence"].formula, **named)
+    (values,) = _Linear.apply(states, head_weight, begin, formula)
+    return (values.new_zeros(mask.numel()).index_put((valid,), values).reshape(mask.shape),)
+
+
+class _Linear(torch.autograd.Function):
+    """Numbers of each token from its logits: ``begin(needed)(logits, tokens)``. Backward computes the logits again."""
 
     @staticmethod
-    def backward(ctx: Any, log_probs_grad: Tensor | None, entropies_grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        if log_probs_grad is None and entropies_grad is None:
-            return None, None, None, None, None, None
-        hidden, head_weight, token_ids = ctx.saved_tensors
-        weights = log_probs_grad, entropies_grad
+    def forward(
+        ctx: Any, hidden: Tensor, head_weight: Tensor, begin: Callable[..., Any], formula: Callable[..., Any]
+    ) -> tuple[Tensor, ...]:
+        score, outputs = begin((True, True)), list[Tensor]()
+        for logits, tokens in _logits_in_blocks(hidden, head_weight):
+            numbers = score(logits, tokens)
+            outputs = outputs or [x.new_empty(hidden.shape[0]) for x in numbers]  # see _LinearTokenLoss
+            for x, of_tokens in zip(outputs, numbers, strict=True):
+                x[tokens] = of_tokens
+        ctx.save_for_backward(hidden, head_weight)
+        ctx.begin, ctx.formula = begin, formula
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(x is None for x in weights):
+            return None, None, None, None
+        hidden, head_weight = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             hidden, head_weight = _aliases(hidden, head_weight)
-            scores = ACCELERATED["linear_log_probs"].formula(hidden, head_weight, token_ids, *ctx.options)
-            return *_if_needed(scores, weights, (hidden, head_weight), ctx.needs_input_grad), None, None, None, None
-        score = _scorer(hidden, token_ids, *ctx.options, with_entropies=entropies_grad is not None)
+            outputs = ctx.formula(hidden, head_weight)
+            return *_if_needed(outputs, weights, (hidden, head_weight), ctx.needs_input_grad), None, None
+        score = ctx.begin([x is not None for x in weights])
 
         def total(logits: Tensor, tokens: slice) -> Tensor:
             return weighted_sum(score(logits, tokens), weights, tokens)
 
-        return *_gradients(total, hidden, head_weight, ctx.needs_input_grad), None, None, None, None
+        return *_gradients(total, hidden, head_weight, ctx.needs_input_grad), None, None
 
 
 def linear_token_loss(
@@ -85,6 +116,7 @@ def linear_token_loss(
     temperature: float,
     soft_cap: float | None,
     kept: SamplingSupport | None = None,
+    vocab: None = None,
     /,
     **data: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:

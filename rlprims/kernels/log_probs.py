@@ -24,6 +24,7 @@ def log_probs_and_entropies(
     with_entropies: bool = True,
     overwrite: bool = False,
     kept: SamplingSupport | None = None,
+    vocab: None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs (..., K), and entropies (...), or None without ``with_entropies``."""
     leading, ids_per_row = logits.shape[:-1], token_ids.shape[-1]

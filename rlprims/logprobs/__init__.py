@@ -1,8 +1,8 @@
 """Log-probs of sampled tokens, and entropies, from logits, or from hidden states and the LM head.
 
 For logits (B, T, V) use :func:`from_logits`, :func:`entropy_from_logits`, or :func:`from_logits_with_entropy` for both.
-For a large vocabulary use :func:`from_hidden`, or :func:`fused_loss`, which also computes a token-wise loss: in eager
-code their kernels never have the logits of all tokens in memory.
+For a large vocabulary use :func:`from_hidden`, :func:`fused_loss` for a token-wise loss, or :func:`fused_full_kl` for a
+divergence from a teacher: in eager code their kernels never have the logits of all tokens in memory.
 
 **Truncated sampling.** With top-k, top-p or min-p a sampler draws from a set K of the vocabulary and renormalizes. All
 of these functions take the set of each token as ``kept``, a :class:`rlprims.types.SamplingSupport`, and then compute
@@ -23,9 +23,9 @@ tensor([0.5000, 0.5000])
 
 from rlprims.logprobs._from_hidden import from_hidden
 from rlprims.logprobs._from_logits import LogProbs, entropy_from_logits, from_logits, from_logits_with_entropy
-from rlprims.logprobs._fused_loss import FusedLoss, fused_loss
+from rlprims.logprobs._fused_loss import FusedLoss, fused_full_kl, fused_loss
 
 __all__ = [
     "FusedLoss", "LogProbs", "entropy_from_logits", "from_hidden", "from_logits", "from_logits_with_entropy",
-    "fused_loss",
+    "fused_full_kl", "fused_loss",
 ]  # fmt: skip

@@ -74,29 +74,31 @@ def from_hidden(
     size = check_vocab(vocab, head_weight.shape[0], token_ids)
     if kept is not None:
         check_kept(kept, token_ids.shape, size, token_ids)
-    if vocab is not None:  # the kernels do not support shards
-        return LogProbs(*linear_log_probs.formula(hidden, head_weight, token_ids, temperature, soft_cap, kept, vocab))
-    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept))
+    return LogProbs(*linear_log_probs(hidden, head_weight, token_ids, temperature, soft_cap, kept, vocab))
 
 
 def check_head(
-    hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, soft_cap: float | None
+    hidden: Tensor, head: Tensor, token_ids: Tensor | None, temperature: float, soft_cap: float | None, of: str = ""
 ) -> None:
-    """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and one token for each of them."""
+    """Raise ``ValueError`` unless a head (V, H) fits hidden states (..., H) and tokens; ``of`` begins their names."""
     check_temperature(temperature)
-    check_tensors(hidden=hidden, head_weight=head_weight, token_ids=token_ids)
-    check_placements(hidden.dim() - 2, hidden=hidden)
-    check_placements(-1, head_weight=head_weight)
+    check_tensors(**{f"{of}hidden": hidden, f"{of}head_weight": head})
+    check_placements(hidden.dim() - 2, **{f"{of}hidden": hidden})
+    check_placements(-1, **{f"{of}head_weight": head})
     if hidden.dim() < 1 or not hidden.is_floating_point():
-        raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}, expected floats (..., H)")
-    if head_weight.dim() != 2 or head_weight.shape[1] != hidden.shape[-1] or head_weight.dtype is not hidden.dtype:
+        got = f"shape {tuple(hidden.shape)} and dtype {hidden.dtype}"
+        raise ValueError(f"{of}hidden has {got}, expected floats (..., H)")
+    if head.dim() != 2 or head.shape[1] != hidden.shape[-1] or head.dtype is not hidden.dtype:
         raise ValueError(
-            f"head_weight has shape {tuple(head_weight.shape)} and dtype {head_weight.dtype}, expected {hidden.dtype} "
-            f"(V, {hidden.shape[-1]}) like hidden: the weight of the head's nn.Linear"
+            f"{of}head_weight has shape {tuple(head.shape)} and dtype {head.dtype}, expected "
+            f"{hidden.dtype} (V, {hidden.shape[-1]}) like {of}hidden: the weight of the head's nn.Linear"
         )
+    check_above(0, ", or None for logits without a cap", soft_cap=soft_cap)
+    if token_ids is None:
+        return
+    check_tensors(token_ids=token_ids)
     if token_ids.shape != hidden.shape[:-1] or token_ids.dtype is not torch.int64:
         raise ValueError(
             f"token_ids has shape {tuple(token_ids.shape)} and dtype {token_ids.dtype}, "
             f"expected int64 {tuple(hidden.shape[:-1])}: one token for each hidden state"
         )
-    check_above(0, ", or None for logits without a cap", soft_cap=soft_cap)

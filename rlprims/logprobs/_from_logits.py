@@ -95,7 +95,7 @@ def from_logits(
     tensor([-0.6931])
     """
     ids = _check(logits, token_ids, kept, temperature, inplace_backward, vocab)
-    log_probs, _ = _scores(logits, ids, temperature, False, inplace_backward, kept, vocab)
+    log_probs, _ = log_probs_and_entropies(logits, ids, temperature, None, False, inplace_backward, kept, vocab)
     return log_probs.reshape(token_ids.shape)
 
 
@@ -119,7 +119,7 @@ def entropy_from_logits(
     if kept is not None:
         check_kept(kept, logits.shape[:-1], size)
     no_tokens = logits.new_empty((*logits.shape[:-1], 0), dtype=torch.int64)
-    _, entropies = _scores(logits, no_tokens, temperature, True, False, kept, vocab)
+    _, entropies = log_probs_and_entropies(logits, no_tokens, temperature, kept=kept, vocab=vocab)
     assert entropies is not None
     return entropies
 
@@ -148,7 +148,7 @@ def from_logits_with_entropy(
     LogProbs(log_probs=tensor([-0.6931]), entropies=tensor([0.6931]))
     """
     ids = _check(logits, token_ids, kept, temperature, inplace_backward, vocab)
-    log_probs, entropies = _scores(logits, ids, temperature, True, inplace_backward, kept, vocab)
+    log_probs, entropies = log_probs_and_entropies(logits, ids, temperature, None, True, inplace_backward, kept, vocab)
     assert entropies is not None
     return LogProbs(log_probs.reshape(token_ids.shape), entropies)
 
@@ -192,22 +192,6 @@ def check_kept(
             f"{int(offsets.diff()[token])} ids in its kept set; {int((~inside).sum())} tokens are outside theirs. Use "
             "the sets that the sampler drew from: sets from another forward pass differ by rounding"
         )
-
-
-def _scores(
-    logits: Tensor,
-    token_ids: Tensor,
-    temperature: float,
-    with_entropies: bool,
-    overwrite: bool,
-    kept: SamplingSupport | None,
-    vocab: VocabShard | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probs and entropies, by a kernel; for shards, which the kernels do not support, by the formula."""
-    if vocab is not None:
-        formula = log_probs_and_entropies.formula
-        return formula(logits, token_ids, temperature, None, with_entropies, kept=kept, vocab=vocab)
-    return log_probs_and_entropies(logits, token_ids, temperature, None, with_entropies, overwrite, kept)
 
 
 def _check(

@@ -1,20 +1,21 @@
-"""A token-wise loss computed directly from hidden states and the LM head."""
+"""A token-wise loss, or a divergence from a teacher, computed directly from hidden states and LM heads."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims._sharding import check_vocab
-from rlprims.kernels import accelerated
+from rlprims._divergence import Divergence, divergence_of
+from rlprims._sharding import check_vocab, shared
+from rlprims.kernels import accelerated, without_autocast
 from rlprims.logprobs._from_hidden import check_head, linear_log_probs
 from rlprims.logprobs._from_logits import check_kept
-from rlprims.masking import zero_outside
-from rlprims.types import PerToken, SamplingSupport, Scalar, TokenMask, VocabShard
+from rlprims.masking import check_above, check_choice, check_tokens, upcast, zero_outside
+from rlprims.types import CuSeqlens, PerToken, SamplingSupport, Scalar, TokenMask, VocabShard, token_wise
 
 
 class FusedLoss(NamedTuple):
@@ -111,18 +112,85 @@ def fused_loss(
     if kept is not None:
         check_kept(kept, token_ids.shape, size, token_ids, response_mask)
     _check_token_wise(loss)
-    compute = linear_token_loss if vocab is None else partial(_of_a_shard, vocab)
     states, flat_data = rearrange(hidden, "... h -> (...) h"), {name: x.detach().flatten() for name, x in data.items()}
     of_tokens = token_ids.flatten(), weights.detach().flatten(), response_mask.flatten()
-    options, total_loss = (temperature, soft_cap, kept), partial(_total, loss)
-    total, *per_token = compute(states, head_weight, *of_tokens, total_loss, *options, **flat_data)
+    total, *per_token = linear_token_loss(
+        states, head_weight, *of_tokens, partial(_total, loss), temperature, soft_cap, kept, vocab, **flat_data
+    )
     return FusedLoss(total, *(x.reshape(token_ids.shape) for x in per_token))
 
 
-def _of_a_shard(vocab: VocabShard, *args: Any, **data: Tensor) -> Any:
-    """Computed by the formula: the kernels do not support shards."""
-    formula: Any = linear_token_loss.formula
-    return formula(*args, vocab, **data)
+@accelerated(cpu="linear_log_probs", cuda="linear_log_probs", differentiable=True)
+def linear_divergence(
+    hidden: Tensor,
+    head_weight: Tensor,
+    teacher: tuple[Tensor, Tensor],
+    mask: Tensor,
+    measure: Callable[[Tensor, Tensor], Tensor],
+    vocab: VocabShard | None = None,
+) -> tuple[Tensor]:
+    """``measure(logits, teacher_logits)`` of the valid tokens, 0 elsewhere; NaN if a hidden state is not finite."""
+    finite = hidden.isfinite().all(-1) & teacher[0].isfinite().all(-1)
+    models = (shared(vocab, hidden), head_weight), teacher
+    with without_autocast(hidden):
+        logits = (upcast(torch.where((mask & finite)[..., None], x, 0.0)) @ upcast(head).T for x, head in models)
+        values = measure(*logits)
+    return (zero_outside(torch.where(finite, values, torch.nan), mask),)
+
+
+@described
+@token_wise
+def fused_full_kl(
+    hidden: Annotated[Tensor, "float (B, T, H) or (N, H)"],
+    head_weight: Annotated[Tensor, "float (V, H)"],
+    teacher_hidden: Annotated[Tensor, "float (B, T, H) or (N, H)"],
+    teacher_head_weight: Annotated[Tensor, "float (V, H)"],
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    divergence: Divergence = "reverse",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    soft_cap: float | None = None,
+    teacher_soft_cap: float | None = None,
+    vocab: VocabShard | None = None,
+) -> PerToken:
+    """``losses.full_kl``, or ``losses.jsd``, of the logits hidden @ head_weightᵀ of student and teacher, in nats.
+
+    With the student's π and the teacher's q over the whole vocabulary the divergence "reverse" is KL(π ‖ q), "forward"
+    KL(q ‖ π), and "jsd" β KL(q ‖ m) + (1 − β) KL(π ‖ m) with m = β q + (1 − β) π. The teacher may have another width H.
+
+    In eager code a kernel computes one tile of tokens at a time, forward and again in backward: a tile's logits of both
+    models are in memory, and only the arguments are saved. Tokens outside the mask are skipped. Compiled code, second
+    derivatives and shards have all logits in memory. A hidden state with NaN or Inf gives NaN and no gradient.
+
+    Args:
+        hidden, head_weight: of the student; only they get a gradient.
+        teacher_hidden, teacher_head_weight: of the teacher, of the same vocabulary.
+        beta: the teacher's share of m, in (0, 1); only for "jsd".
+        teacher_soft_cap: the same for the teacher's logits.
+
+    >>> one, student, teacher = torch.ones(1, 1, 1), torch.tensor([[0.75], [0.25]]), torch.tensor([[0.5], [0.5]])
+    >>> fused_full_kl(one, student.log(), one, teacher.log(), torch.tensor([[True]]))
+    tensor([[0.1308]])
+    """
+    check_choice("divergence", divergence, Divergence)
+    for of, states, weight in ("", hidden, head_weight), ("teacher_", teacher_hidden, teacher_head_weight):
+        check_head(states, weight, None, temperature, soft_cap, of)
+        check_tokens(response_mask, cu_seqlens, **{f"{of}hidden[..., 0]": states[..., 0]})
+    check_above(0, ", or None for logits without a cap", teacher_soft_cap=teacher_soft_cap)
+    if len(head_weight) != len(teacher_head_weight):
+        sizes = f"{len(head_weight)} rows and teacher_head_weight {len(teacher_head_weight)}"
+        raise ValueError(f"head_weight has {sizes}, expected one for each token of the same vocabulary")
+
+    def measure(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        capped = [(logits, soft_cap), (teacher_logits, teacher_soft_cap)]
+        z, y = (x if cap is None else cap * torch.tanh(x / cap) for x, cap in capped)
+        return divergence_of(z, y, divergence, beta=beta, temperature=temperature, vocab=vocab)
+
+    teacher = teacher_hidden.detach(), teacher_head_weight.detach()
+    (values,) = linear_divergence(hidden, head_weight, teacher, response_mask, measure, vocab)
+    return values
 
 
 def _total(loss: Callable[..., Tensor], log_probs: Tensor, weights: Tensor, mask: Tensor, /, **data: Tensor) -> Scalar:

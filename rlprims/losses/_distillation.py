@@ -4,15 +4,14 @@ Log-probs are clamped to at least −100 (``ratios.MIN_LOG_PROB``), so that both
 (logit −inf). A banned token adds at most 100 nats, and its logit gets gradient 0.
 """
 
-import math
 from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims._sharding import check_vocab, max_over, normalizer, sum_over
-from rlprims.masking import check_choice, check_placements, check_temperature, check_tokens, zero_outside
+from rlprims._divergence import divergence_of, divergence_terms
+from rlprims.masking import check_choice, check_placements, check_tokens, zero_outside
 from rlprims.ratios import MIN_LOG_PROB
 from rlprims.types import CuSeqlens, PerToken, PerTokenLogits, TokenMask, VocabShard, token_wise
 
@@ -49,13 +48,8 @@ def full_kl(
     check_tokens(response_mask, cu_seqlens)
     check_choice("direction", direction, Direction)
     _check_rows(response_mask, "V", logits=logits, ref_logits=ref_logits)
-    check_temperature(temperature)
-    check_vocab(vocab, logits.shape[-1])
-
-    p, log_p = _probabilities(logits, response_mask, temperature, vocab)
-    q, log_q = _probabilities(ref_logits.detach(), response_mask, temperature, vocab)
-    terms = p * (log_p - log_q) if direction == "reverse" else q * (log_q - log_p)
-    return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
+    z, y = (zero_outside(x, response_mask.unsqueeze(-1)) for x in (logits, ref_logits))
+    return zero_outside(divergence_of(z, y, direction, temperature=temperature, vocab=vocab), response_mask)
 
 
 @described
@@ -85,16 +79,10 @@ def jsd(
     >>> jsd(p, q, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
-    _check_share(beta, "full_kl")
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "V", logits=logits, teacher_logits=teacher_logits)
-    check_temperature(temperature)
-    check_vocab(vocab, logits.shape[-1])
-
-    p, log_p = _probabilities(logits, response_mask, temperature, vocab)
-    q, log_q = _probabilities(teacher_logits.detach(), response_mask, temperature, vocab)
-    terms = _terms_of_jsd(p, log_p, q, log_q, beta)
-    return zero_outside(sum_over(vocab, terms.sum(-1)), response_mask)
+    z, y = (zero_outside(x, response_mask.unsqueeze(-1)) for x in (logits, teacher_logits))
+    return zero_outside(divergence_of(z, y, "jsd", beta=beta, temperature=temperature, vocab=vocab), response_mask)
 
 
 @described
@@ -129,7 +117,7 @@ def topk_kl(
 
     log_p = _with_rest(topk_log_probs, response_mask)
     log_q = _with_rest(teacher_topk_log_probs.detach(), response_mask)
-    terms = log_q.exp() * (log_q - log_p) if direction == "forward" else log_p.exp() * (log_p - log_q)
+    terms = divergence_terms(log_p.exp(), log_p, log_q.exp(), log_q, direction)
     return zero_outside(terms.sum(-1), response_mask)
 
 
@@ -157,25 +145,13 @@ def topk_jsd(
     >>> topk_jsd(student, teacher, torch.tensor([[True]]))  # log 2 minus the entropy of (¾, ¼)
     tensor([[0.1308]])
     """
-    _check_share(beta, "topk_kl")
     check_tokens(response_mask, cu_seqlens)
     _check_rows(response_mask, "K", topk_log_probs=topk_log_probs, teacher_topk_log_probs=teacher_topk_log_probs)
 
     log_p = _with_rest(topk_log_probs, response_mask)
     log_q = _with_rest(teacher_topk_log_probs.detach(), response_mask)
-    return zero_outside(_terms_of_jsd(log_p.exp(), log_p, log_q.exp(), log_q, beta).sum(-1), response_mask)
-
-
-def _terms_of_jsd(p: Tensor, log_p: Tensor, q: Tensor, log_q: Tensor, beta: float) -> Tensor:
-    """β q log(q / m) + (1 − β) p log(p / m) with m = β q + (1 − β) p."""
-    log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
-    return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
-
-
-def _check_share(beta: float, kl: str) -> None:
-    """Raise ``ValueError`` unless 0 < β < 1; ``kl`` is the function of the limits."""
-    if not 0 < beta < 1:
-        raise ValueError(f"beta={beta}, expected 0 < beta < 1; use {kl}, forward for beta=0 or reverse for beta=1")
+    terms = divergence_terms(log_p.exp(), log_p, log_q.exp(), log_q, "jsd", beta)
+    return zero_outside(terms.sum(-1), response_mask)
 
 
 def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
@@ -189,17 +165,6 @@ def _check_rows(mask: TokenMask, size: str, **rows: Tensor) -> None:
     for name, x in rows.items():
         if not x.is_floating_point():
             raise ValueError(f"{name} has dtype {x.dtype}, expected floats")
-
-
-def _probabilities(
-    logits: PerTokenLogits, mask: TokenMask, temperature: float, vocab: VocabShard | None
-) -> tuple[Tensor, Tensor]:
-    """softmax(logits / temperature), and its logarithm clamped to at least −100. Masked logits are replaced by 0."""
-    logits = zero_outside(logits, mask.unsqueeze(-1)) / temperature
-    # torch.log_softmax has an error of 5e-6 in float32 on a CPU for V = 50,000.
-    logits = logits - max_over(vocab, logits.amax(-1, keepdim=True).detach())
-    log_p = logits - normalizer(vocab, logits).log()
-    return log_p.exp(), log_p.clamp(min=MIN_LOG_PROB)
 
 
 def _with_rest(log_probs: Tensor, mask: TokenMask) -> Tensor:

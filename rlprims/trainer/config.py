@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -25,6 +26,10 @@ class CriticConfig(Section):
 
     optimizer: OptimizerConfig | None = Field(default=None, description="null: the settings of the policy's optimizer")
     warmup_steps: int = Field(default=0, ge=0, description="number of first steps in which only the critic is trained")
+    updates_per_policy_update: int = Field(default=1, ge=1, description="optimizer steps on a mini-batch")
+    freeze: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="parts of names; weights with one in their name are not trained, such as [self_attn]"
+    )
 
 
 class EvaluationConfig(EvaluationSteps):
@@ -98,6 +103,8 @@ class Config(SamplingSettings):
                 "trainer's: it needs execution: local, max_staleness: 0 and no replay; use 1"
             )
         check_teacher(self)
+        if self.algorithm.value_loss is None and (self.critic.freeze or self.critic.updates_per_policy_update > 1):
+            raise ValueError(f"critic.freeze, updates_per_policy_update: {self.algorithm.name} trains no critic")
         used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
         if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
             raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")

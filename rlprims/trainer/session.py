@@ -74,7 +74,8 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any
         "sampling": config.sampling,
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
-        "critic_updates": config.steps * upc,
+        "critic_updates": config.steps * upc * config.critic.updates_per_policy_update,
+        "critic_freeze": config.critic.freeze,
     }
     if config.execution == "local":
         from rlprims.execution.local import LocalExecution

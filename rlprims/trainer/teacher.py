@@ -99,7 +99,12 @@ def check_teacher(config: SamplingSettings) -> None:
         raise ValueError(f"{need}: got {got}")
     if config.execution != "local" and (config.model.teacher_follows or config.model.reference_follows):
         raise ValueError("model.teacher_follows and reference_follows need execution: local")
-    if "teacher_topk_log_probs" in config.algorithm.needs and config.sampling.truncates:
+    if config.algorithm.needs & {"hidden", "teacher_hidden"}:
+        apart = several or config.data.teacher_template is not None or "topk_log_probs" in config.algorithm.needs
+        if apart or config.execution != "local" or not config.model.fused_head or config.model.replay_routes:
+            needed = "execution: local, model.fused_head: true, one teacher, no data.teacher_template, routes or top-k"
+            raise ValueError(f"the algorithm reads hidden states, which needs {needed}")
+    if config.algorithm.needs & {"teacher_topk_log_probs", "teacher_hidden"} and config.sampling.truncates:
         compared = "the whole softmax of teacher and student, but sampling truncates it"
         raise ValueError(f"the algorithm compares {compared}: leave top_k, top_p and min_p out")
     if config.execution == "ray" and config.algorithm.needs_teacher:

@@ -79,9 +79,10 @@ def update(
     batch, algorithm = batch[:], states.of_this_step
     for name, column in mask_turns(config.algorithm, dict(batch.batch.items())).items():
         batch[name] = column
+    critic_updates = config.critic.updates_per_policy_update if algorithm.value_loss is not None else 0
     for epoch in range(algorithm.epochs):
         for mini in mini_batches(config, batch, step=step, epoch=epoch):
-            if algorithm.value_loss is not None:
+            for _ in range(critic_updates):
                 critic.append(execution.update_critic(mini, algorithm))
             if step > config.critic.warmup_steps or not critic:
                 weighted = with_token_weights(config, execution, mini, step=step, update=len(policy))

@@ -105,6 +105,30 @@ def test_vapo_as_published():
     assert algorithms.vapo(imitation=0).loss_terms == ()
 
 
+def test_sao_as_its_implementations_quote_it():
+    """arXiv:2607.07508: alpha 1.5, the critic's lambda 1, no group; ρ A log π within (0.7, 6) of the sampler."""
+    sao = algorithms.sao()
+    assert (sao.group_size, sao.updates_per_batch, sao.normalization) == (1, 1, None)
+    assert sao.advantage == use(advantage.length_adaptive_gae, alpha=1.5)
+    assert sao.value_target == use(advantage.td_lambda, lam=1.0)
+    assert algorithms.check(sao) == []
+    ratio = torch.tensor([[0.69, 0.71, 5.9, 6.1]], dtype=torch.float64)
+    log_probs = torch.full((1, 4), -1.0, dtype=torch.float64, requires_grad=True)
+    data = {
+        "log_probs": log_probs,
+        "old_log_probs": log_probs.detach(),
+        "rollout_log_probs": log_probs.detach() - ratio.log(),
+        "advantages": torch.tensor([[1.0, -2.0, 3.0, 4.0]], dtype=torch.float64),
+        "response_mask": torch.ones(1, 4, dtype=torch.bool),
+    }
+    data |= algorithms.token_weights(sao, data)
+    algorithms.policy_objective(sao, data).backward()
+    # −ρ A / 4 where the ratio is kept: the tokens outside count in the mean
+    assert log_probs.grad.flatten().tolist() == pytest.approx([0.0, 0.71 * 2 / 4, -5.9 * 3 / 4, 0.0])
+    of_code = algorithms.sao(clip_low=0.8, clip_high=3.0).corrections[0].hyperparameters
+    assert (of_code["low"], of_code["high"]) == (pytest.approx(0.2), 4.0)
+
+
 def test_the_presets_that_choose_tokens_as_published():
     """arXiv:2505.22617, arXiv:2506.01939, arXiv:2510.01161."""
     clip_cov, kl_cov = algorithms.clip_cov(), algorithms.kl_cov()

@@ -35,6 +35,7 @@ def local(
     updates: int = 10,
     optimizer: OptimizerConfig = OPTIMIZER,
     critic_optimizer: OptimizerConfig | None = None,
+    critic_freeze: tuple[str, ...] = (),
     **model: Any,
 ) -> Models:
     from rlprims.execution.local import LocalExecution
@@ -47,6 +48,7 @@ def local(
         temperature=temperature,
         updates=updates,
         critic_optimizer=critic_optimizer,
+        critic_freeze=critic_freeze,
     )
 
 
@@ -61,6 +63,7 @@ def cluster(
     updates: int = 10,
     optimizer: OptimizerConfig = OPTIMIZER,
     critic_optimizer: OptimizerConfig | None = None,
+    critic_freeze: tuple[str, ...] = (),
     cluster: dict[str, Any] | None = None,
     **model: Any,
 ) -> Models:
@@ -88,6 +91,7 @@ def cluster(
         temperature=temperature,
         updates=updates,
         critic_optimizer=critic_optimizer,
+        critic_freeze=critic_freeze,
     )
 
 

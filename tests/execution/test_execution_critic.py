@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from rlprims import algorithms, losses
 from rlprims.algorithms import use
 from rlprims.execution import OptimizerConfig
-from tests.execution.execution_contract import identical, training_batch, weights, with_columns
+from tests.execution.execution_contract import identical, local, training_batch, weights, with_columns
 
 PPO = algorithms.ppo().replace(value_loss=use(losses.value_loss))
 SLOW = OptimizerConfig(lr=1e-3)
@@ -59,6 +60,53 @@ def test_micro_batches_do_not_change_the_step(fresh, batch, tmp_path):
     assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)
     for name, value in saved[0].items():
         torch.testing.assert_close(saved[1][name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_frozen_parts_keep_their_bits_and_have_no_optimizer_state(fresh, batch, tmp_path):
+    """And a critic that is loaded goes on as it would have."""
+    execution = fresh(PPO, critic_freeze=("self_attn",))
+    start = weights(execution, tmp_path / "0", "critic")
+    reports = [execution.update_critic(batch, PPO) for _ in range(2)]
+    taught = weights(execution, tmp_path / "2", "critic")
+    frozen = [name for name in start if "self_attn" in name]
+    assert identical({name: start[name] for name in frozen}, {name: taught[name] for name in frozen})
+    assert {"mlp", "score"} <= {part for n in start if not torch.equal(start[n], taught[n]) for part in n.split(".")}
+    assert reports[1].loss < reports[0].loss
+
+    shards = [safe_open(file, "pt") for file in (tmp_path / "2" / "critic_optimizer_shards").glob("*.safetensors")]
+    names = [name for each in shards for name in each.keys()]  # noqa: SIM118
+    assert not [name for name in names if "self_attn" in name]
+    if hasattr(execution, "training"):
+        trained = [x for x in execution.training.critic.module.parameters() if x.requires_grad]
+        assert len(execution.training.critic.optimizer.state) == len(trained)
+    else:
+        assert [name for name in names if "mlp" in name]
+
+    after = execution.update_critic(batch, PPO)
+    execution.load(tmp_path / "2")
+    again = execution.update_critic(batch, PPO)
+    assert (again.loss, again.grad_norm, again.lr) == (after.loss, after.grad_norm, after.lr)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            ("self_attn", "attention.q"),
+            "critic.freeze: 'attention.q' is in the name of no trained weight, of which one is model.embed_tok",
+        ),
+        (("model", "score"), "critic.freeze: 'score' is in the name of every trained weight"),
+    ],
+)
+def test_parts_that_cannot_be_frozen(model_path, parts, message):
+    with pytest.raises(ValueError, match=message):
+        local(model_path, PPO, critic_freeze=parts)
+
+
+def test_a_part_of_a_frozen_part_is_frozen_too(model_path):
+    execution = local(model_path, PPO, critic_freeze=("self_attn", "q_proj"))
+    frozen = {name for name, x in execution.training.critic.module.named_parameters() if not x.requires_grad}
+    assert frozen == {name for name, _ in execution.training.critic.module.named_parameters() if "self_attn" in name}
 
 
 def test_returns_that_are_not_finite_leave_it(fresh, batch, tmp_path):

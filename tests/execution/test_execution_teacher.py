@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlprims import algorithms
+from rlprims import algorithms, losses
 from rlprims.algorithms import use
 from tests import tiny
 from tests.execution.execution_contract import local, plain_logits, responses, saved, training_batch, weights
@@ -159,3 +159,63 @@ def test_a_fused_head_changes_no_number_of_several_tokens(model_path, teacher_pa
         reports.append(execution.update(batch, TOP))
     assert reports[0].loss == pytest.approx(reports[1].loss, rel=1e-6)
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
+
+
+FUSED = OPD.replace(policy_loss={"fn": "logprobs.fused_full_kl", "divergence": "forward"})
+
+
+def by_whole_logits(models, batch, temperature, caps=(None, None)):
+    """The mean of KL(teacher ‖ policy) and twice that of their JSD at temperature 2, and the norm of its gradient."""
+    total = torch.zeros(())
+    for row in range(len(batch)):
+        logits = [plain_logits(model, batch, row) for model in models]
+        z, y = (x[None] if cap is None else cap * (x[None] / cap).tanh() for x, cap in zip(logits, caps, strict=True))
+        mask = torch.ones(z.shape[:2], dtype=torch.bool)
+        forward = losses.full_kl(z, y, mask, direction="forward", temperature=temperature)
+        total = total + (forward + 2 * losses.jsd(z, y, mask, temperature=2.0)).sum() / batch["response_mask"].sum()
+    total.backward()
+    return float(total), float(torch.stack([x.grad.norm() for x in models[0].parameters()]).norm())
+
+
+@pytest.mark.parametrize("padded", [(), ("policy",), ("teacher",), ("policy", "teacher")])
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}])
+def test_the_whole_vocabulary_from_hidden_states(model_path, tmp_path, settings, padded):
+    """Of a wider teacher, at the sampler's temperature unless the loss has its own; both, one or none is packed."""
+    wide = tiny.save_model(tmp_path / "wide", seed=3, hidden_size=96, num_attention_heads=3)
+    own = {"coefficient": 2.0, "loss": use("logprobs.fused_full_kl", divergence="jsd", temperature=2.0)}
+    algorithm = FUSED.replace(loss_terms=[own])
+    options = {"teacher": str(wide), "fused_head": True, "temperature": 0.7, **settings}
+    execution = local(model_path, algorithm, **options)
+    batch = training_batch(execution)
+    modules = {"policy": execution.training.policy.module, "teacher": execution.training.teachers[""]}
+    for name in padded:
+        modules[name].set_attn_implementation("sdpa")
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (model_path, wide)]
+    loss, norm = by_whole_logits(models, batch, 0.7)
+    report = execution.update(batch, algorithm)
+    assert report.loss == pytest.approx(loss, rel=1e-4)
+    assert report.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert all(x.grad is None for x in execution.training.teachers[""].parameters())
+
+
+def test_soft_caps_are_those_of_the_models(model_path, teacher_path, monkeypatch):
+    own = {"coefficient": 2.0, "loss": use("logprobs.fused_full_kl", divergence="jsd", temperature=2.0)}
+    algorithm = FUSED.replace(loss_terms=[own])
+    execution = local(model_path, algorithm, teacher=str(teacher_path), fused_head=True)
+    batch = training_batch(execution)
+    for module, cap in ((execution.training.policy.module, 1.5), (execution.training.teachers[""], 3.0)):
+        monkeypatch.setattr(module.config, "final_logit_softcapping", cap, raising=False)
+    paths = (model_path, teacher_path)
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in paths]
+    loss, norm = by_whole_logits(models, batch, 1.0, (1.5, 3.0))
+    report = execution.update(batch, algorithm)
+    assert report.loss == pytest.approx(loss, rel=1e-4)
+    assert report.grad_norm == pytest.approx(norm, rel=1e-4)
+
+
+def test_a_head_of_another_size_is_refused_at_the_start(model_path, tmp_path):
+    """The tokens are the same; some models pad their heads."""
+    padded = tiny.save_model(tmp_path / "padded", vocab_size=len(tiny.VOCABULARY) + 8)
+    with pytest.raises(ValueError, match=r"its head and the policy's have \{.*40.*\} rows, expected one size"):
+        local(model_path, FUSED, teacher=str(padded), fused_head=True)
+    local(model_path, OPD, teacher=str(padded))

@@ -199,6 +199,41 @@ def test_critic_warmup_does_not_change_the_policy(
         assert "critic/loss" in step.metrics
 
 
+def test_a_critic_of_several_updates_is_that_of_as_many_separate_ones(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two mini-batches: three times the first, then the policy, three times the second."""
+    changes: dict[str, Any] = {"preset": "ppo", "mini_batches": 2}
+    optimizer = {"lr": 1e-2, "schedule": "linear"}
+    critic = {"updates_per_policy_update": 3, "optimizer": optimizer, "freeze": ["self_attn"]}
+    config = load(settings | {"algorithm": changes, "critic": critic, "steps": 1})
+    trainer, other = trainer_of(config, console), trainer_of(config, console)
+    calls: list[tuple[str, DataProto]] = []
+
+    def counted(name: str) -> Callable[..., UpdateReport]:
+        verb = getattr(trainer.execution, name)
+        return lambda mini, algorithm: (calls.append((name, mini)), verb(mini, algorithm))[1]  # type: ignore[func-returns-value]
+
+    for name in ("update", "update_critic"):
+        monkeypatch.setattr(trainer.execution, name, counted(name))
+    step = trainer.step()
+    assert [name for name, _ in calls] == [*["update_critic"] * 3, "update"] * 2
+    reports = [other.execution.update_critic(mini, config.algorithm) for name, mini in calls if name == "update_critic"]
+    mine, theirs = (each.execution.training.critic for each in (trainer, other))  # type: ignore[attr-defined]
+    assert (mine.update, mine.updates) == (theirs.update, theirs.updates) == (6, 6)
+    assert all(map(torch.equal, mine.module.parameters(), theirs.module.parameters()))
+    assert step.metrics["critic/loss"] == pytest.approx(sum(report.loss for report in reports) / 6)
+    assert [report.lr for report in reports] == pytest.approx([1e-2 * left / 5 for left in (5, 4, 3, 2, 1, 0)])
+
+
+@pytest.mark.parametrize("critic", [{"freeze": ["self_attn"]}, {"updates_per_policy_update": 2}])
+def test_settings_of_a_critic_that_is_not_there(
+    load: Callable[..., Config], settings: dict[str, Any], critic: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"critic.freeze, updates_per_policy_update: dapo trains no critic"):
+        load(settings | {"critic": critic})
+
+
 def test_scores_that_are_no_numbers_cost_their_group_and_are_counted(
     load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:

@@ -28,6 +28,7 @@ ALGORITHMS: dict[str, Any] = {
     "dapo": None,  # as in the settings: a surplus and a filter
     "ppo": {"preset": "ppo", "group_size": 2, "mini_batches": 2, "epochs": 2,
             "kl_in_reward": {"controller": {"fn": "rlprims.controllers.AdaptiveKL", "target": 0.1, "horizon": 50}}},
+    "sao": {"preset": "sao"},
 }  # fmt: skip
 
 
@@ -38,6 +39,7 @@ ALGORITHMS: dict[str, Any] = {
         pytest.param("dapo", None, 1, marks=pytest.mark.slow),
         pytest.param("ppo", None, 0, marks=pytest.mark.slow),
         pytest.param("ppo", {"rank": 4}, 0, marks=pytest.mark.slow),
+        ("sao", None, 0),
     ],
 )
 def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
@@ -53,6 +55,8 @@ def test_resuming_after_a_checkpoint_repeats_the_run_exactly(
     settings["model"]["lora"], settings["max_staleness"] = lora, ahead
     if ALGORITHMS[name]:
         settings["algorithm"] = ALGORITHMS[name]
+    if name == "sao":
+        settings["critic"] = {"updates_per_policy_update": 2, "freeze": ["self_attn"], "warmup_steps": 1}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert start(load(settings, f"run_dir={whole}"), console) == 0
 

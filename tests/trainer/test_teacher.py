@@ -98,6 +98,41 @@ def test_the_student_comes_near_its_teacher(
     assert after < 0.6 * before, (before, after)
 
 
+TOP = {"coefficient": 1.0, "loss": "rlprims.losses.topk_kl"}
+WHOLE = {"preset": "opd", "policy_loss": {"fn": "rlprims.logprobs.fused_full_kl", "divergence": "forward"}}
+
+
+def test_a_run_compares_whole_vocabularies(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path
+) -> None:
+    """The loss is the divergence, and becomes smaller; opd's own advantage shows the gap of the sampled tokens."""
+    taught = settings_of(settings, WHOLE, model={"teacher": str(teacher), "fused_head": True})
+    _, steps = run(load(taught, "steps=12", "optimizer.lr=1.0e-2"), console)
+    losses = [step.metrics["loss"] for step in steps]
+    assert 0 < losses[-1] < 0.8 * losses[0]
+    assert steps[-1].metrics["teacher_kl"] < steps[0].metrics["teacher_kl"]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "extra"),
+    [
+        ({}, {}, {}),
+        ({"fused_head": True}, {}, {"execution": "ray"}),
+        ({"fused_head": True}, {"teacher_template": "{question}{answer}"}, {}),
+        ({"fused_head": True, "replay_routes": True}, {}, {}),
+        ({"fused_head": True}, {}, {"algorithm": {**WHOLE, "loss_terms": [TOP]}}),
+        ({"fused_head": True, "teacher": {"a": "x"}}, {"teacher": "data_source"}, {}),
+    ],
+)
+def test_where_whole_vocabularies_cannot_be_compared(
+    load: Callable[..., Config], settings: dict[str, Any], model: Any, data: Any, extra: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"reads hidden states, which needs execution: local, model.fused_head: true"):
+        load(settings_of(settings, WHOLE, model=model, data=data) | extra)
+    with pytest.raises(ValueError, match="sampling truncates"):
+        load(settings_of(settings, WHOLE, model={"fused_head": True}) | {"sampling": {"top_k": 2}})
+
+
 @pytest.mark.parametrize(
     ("model", "data", "extra", "message"),
     [

@@ -14,7 +14,7 @@ from rlprims.algorithms.presets._ratio import (
     aspo, cispo, decoupled_ppo, dppo, gmpo, gppo, gspo, luspo, opmd, sapo, topr, vespo,
 )  # fmt: skip
 from rlprims.algorithms.presets._reinforce import (
-    asymre, gpg, maxrl, opo, pkpo, ppo, reinforce, reinforce_pp, reinforce_pp_baseline, remax, rloo, spo, vapo,
+    asymre, gpg, maxrl, opo, pkpo, ppo, reinforce, reinforce_pp, reinforce_pp_baseline, remax, rloo, sao, spo, vapo,
     w_reinforce,
 )  # fmt: skip
 from rlprims.algorithms.presets._selected import bapo, chord, clip_cov, echo, high_entropy, kl_cov, luffy, m2po, sft
@@ -24,6 +24,6 @@ __all__ = [
     "echo", "fipo", "flowrl", "gdpo", "gmpo", "gpg", "gppo", "grpo", "gspo", "gvpo", "high_entropy", "iw_opd",
     "kl_cov", "lite_ppo", "luffy", "luspo", "m2po", "maxrl", "mopd", "online_dpo", "opd", "opmd", "opo", "opsd",
     "pass_at_k_training", "pkpo", "ppo", "prime", "quantile_baseline", "real", "reinforce", "reinforce_pp",
-    "reinforce_pp_baseline", "remax", "rloo", "rlsd", "sapo", "sdar", "sdft", "sdpo", "sft", "spo", "topr",
+    "reinforce_pp_baseline", "remax", "rloo", "rlsd", "sao", "sapo", "sdar", "sdft", "sdpo", "sft", "spo", "topr",
     "tree_grpo", "turn_grpo", "vapo", "vespo", "w_reinforce",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Presets with the plain policy gradient, with a critic, or with the mean of the batch as the baseline."""
 
-from rlprims import advantage, losses
+from rlprims import advantage, corrections, losses
 from rlprims.algorithms._adapters import is_correct
 from rlprims.algorithms._algorithm import Algorithm, LossTerm
 from rlprims.algorithms._use import use
@@ -128,6 +128,20 @@ def vapo(*, alpha: float = 0.05, imitation: float = 0.1, dialect: Dialect | None
         value_target=use(advantage.td_lambda, lam=1.0),
         value_loss=losses.value_loss,
     )
+
+
+def sao(*, alpha: float = 1.5, clip_low: float = 0.3, clip_high: float = 5.0) -> Algorithm:
+    """SAO (Hou et al. 2026, arXiv:2607.07508): one response per prompt, a critic, and a mask on the sampler's ratio.
+
+    The loss is −ρ A log π with the ratio ρ to the sampler as a constant, 0 unless 1 − clip_low <= ρ <= 1 + clip_high.
+    The bounds are those for reasoning; for code they are 0.8 and 3. The policy's λ is 1 − 1/(α·length), the critic's is
+    1, and both skip tokens of the environment. The rest are settings of the run: ``critic.updates_per_policy_update:
+    2``, ``freeze: [self_attn]`` and ``warmup_steps: 10``, and five times the policy's learning rate for the critic. The
+    paper's text was not at hand: this is what twinkle and reef, which quote it, agree on; the token mean is twinkle's.
+    """
+    bounds = use(corrections.icepop, low=1 - clip_low, high=1 + clip_high)
+    critic = {"group_size": 1, "normalization": None, "policy_loss": losses.reinforce}
+    return vapo(alpha=alpha, imitation=0.0).replace(name="sao", corrections=(bounds,), **critic)
 
 
 @in_dialects

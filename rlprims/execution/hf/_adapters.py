@@ -5,7 +5,7 @@ peft replaces linear layers by layers that add B A x. In a model without adapter
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,17 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name."""
     return {name: parameter for name, parameter in parameters(model).items() if parameter.requires_grad}
+
+
+def freeze(critic: nn.Module, parts: Iterable[str]) -> nn.Module:
+    """The critic. Its weights whose names contain one of these parts are not trained."""
+    weights = trained(critic)
+    for part in parts:
+        found = [x.requires_grad_(False) for name, x in weights.items() if part in name]
+        if not found or not trained(critic):
+            which = "every trained weight" if found else f"no trained weight, of which one is {next(iter(weights))}"
+            raise ValueError(f"critic.freeze: {part!r} is in the name of {which}")
+    return critic
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -73,7 +73,7 @@ def is_sum_of_token_losses(algorithm: Algorithm) -> bool:
     """
     means = algorithm.aggregations
     linear = all(mean.path.startswith("rlprims.losses.") or getattr(mean.fn, "linear", False) for mean in means)
-    return algorithm.token_wise and linear and "topk_log_probs" not in algorithm.loss_needs
+    return algorithm.token_wise and linear and not algorithm.loss_needs & {"topk_log_probs", "hidden"}
 
 
 def aggregation_weights(part: ObjectiveTerm, data: Mapping[str, Tensor]) -> Tensor:
@@ -96,7 +96,7 @@ def token_scores(
 ) -> dict[str, Tensor]:
     """``log_probs`` and ``entropies``, (B, T), if requested: within the kept sets if the batch has them.
 
-    Also ``whole_log_probs``, over the whole vocabulary and without gradient; and, unless the head is fused,
+    Also ``whole_log_probs``, over the whole vocabulary, without gradient; with a fused head ``hidden`` (B, T, H), else
     ``topk_log_probs`` (B, T, K) of the tokens in ``topk_ids``: those of the batch, or the ``top`` likeliest.
     """
     output, batch = _before_responses(model, batch, packing=packing, hidden=fused_head)
@@ -105,8 +105,10 @@ def token_scores(
     if fused_head:
         head = head_of(model)
         scores = partial(from_hidden, temperature=temperature, soft_cap=head.soft_cap)
-        both = scores(output, head.weight, ids, kept)
-        found = {name: x for name, x in both._asdict().items() if name in wanted}
+        found |= {"hidden": output} if "hidden" in wanted else {}
+        if "log_probs" in wanted or "entropies" in wanted:
+            both = scores(output, head.weight, ids, kept)
+            found |= {name: x for name, x in both._asdict().items() if name in wanted}
         if "entropies" in found and not entropy_gradient:
             found["entropies"] = found["entropies"].detach()
         if "whole_log_probs" in wanted:
@@ -197,7 +199,7 @@ def _before_responses(
     """
     batch = with_places(batch, packing=packing)
     check_lengths(model.config, batch["attention_mask"].sum(-1))
-    if packing:
+    if packing := packing and LAYOUT in batch:  # else of another model, which is not packed
         layout = batch[LAYOUT]
         inputs, columns = packed_inputs(layout), layout.predicting
         routes = layout.routes

@@ -5,17 +5,18 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from rlprims import diagnostics
-from rlprims.algorithms import Algorithm, policy_objective, value_objective
+from rlprims.algorithms import Algorithm, BoundFunction, policy_objective, use, value_objective
 from rlprims.controllers import Ema
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, OptimizerConfig, RunNeeds, UpdateReport
 from rlprims.execution._observed import metered
-from rlprims.execution.hf._adapters import adapt, adapters_off
+from rlprims.execution.hf._adapters import adapt, adapters_off, freeze
 from rlprims.execution.hf._alone import window_of
-from rlprims.execution.hf._forward import fused_objective, is_sum_of_token_losses, response_values
+from rlprims.execution.hf._forward import fused_objective, head_of, is_sum_of_token_losses, response_values
 from rlprims.execution.hf._micro_batches import SINGLE_PROCESS, Part, Ranks, StepTotals, parts_of
 from rlprims.execution.hf._models import check_vocabularies, load_causal_lm, load_critic, usable_device
 from rlprims.execution.hf._packed import is_packed
@@ -78,9 +79,14 @@ class Training:
             check_vocabularies(model)
             for name, path in model.teachers.items():
                 self.teachers[name] = ranks.load(path, model).requires_grad_(False)
+            if "teacher_hidden" in needs:
+                sizes = {len(head_of(each).weight) for each in (policy, *self.teachers.values())}
+                if len(sizes) > 1:
+                    raise ValueError(f"model.teacher: its head and the policy's have {sizes} rows, expected one size")
         self.followers = self._followers()
         if "critic" in roles and "values" in needs:
-            module = ranks.shard(adapt(load_critic(model.critic or model.path, trained_as), model.lora))
+            critic = adapt(load_critic(model.critic or model.path, trained_as), model.lora)
+            module = ranks.shard(freeze(critic, run.get("critic_freeze", ())))
             updates = run.get("critic_updates") or run["updates"]
             self.critic = TrainState(module, run.get("critic_optimizer") or optimizer, updates)
 
@@ -172,11 +178,28 @@ class Training:
         if model.fused_head and is_sum_of_token_losses(algorithm):
             compute = partial(fused_objective, temperature=self.temperature, packing=is_packed(module))
             return self.ranks.within(module, partial(compute, module, part, algorithm))  # type: ignore[no-any-return]
-        more = ["topk_log_probs"] if "topk_log_probs" in algorithm.loss_needs else []
+        more = [name for name in ("topk_log_probs", "hidden") if name in algorithm.loss_needs]
         wanted = ["log_probs", "entropies", *more, *(["whole_log_probs"] if "kept" in part else [])]
         entropy_gradient = "entropies" in algorithm.loss_needs
         scores = self._policy_scorer().token_scores(part, wanted, entropy_gradient=entropy_gradient)
+        if "teacher_hidden" in algorithm.loss_needs:
+            algorithm, part = self._beside_the_teacher(algorithm, part)
         return policy_objective(algorithm, {**part, **scores}), scores
+
+    def _beside_the_teacher(self, algorithm: Algorithm, part: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
+        """A micro-batch with the teacher's hidden states and both heads; losses that read them get the run's scales."""
+        (teacher,) = self._teachers().scorers.values()
+        with torch.no_grad():
+            part = {**part, "teacher_hidden": teacher.token_scores(part, ["hidden"])["hidden"]}
+        head, its_head = head_of(self.policy.module), head_of(teacher.module)
+        scale = {"temperature": self.temperature, "soft_cap": head.soft_cap, "teacher_soft_cap": its_head.soft_cap}
+
+        def scaled(loss: BoundFunction) -> BoundFunction:
+            return use(loss.fn, **{**scale, **dict(loss.bound)}) if "teacher_hidden" in loss.needs else loss
+
+        terms = tuple(term.model_copy(update={"loss": scaled(term.loss)}) for term in algorithm.loss_terms)
+        algorithm = algorithm.model_copy(update={"policy_loss": scaled(algorithm.policy_loss), "loss_terms": terms})
+        return algorithm, {**part, "head_weight": head.weight, "teacher_head_weight": its_head.weight}
 
     def _balanced(self, forward: Forward, parts: Callable[[], Iterable[Part]]) -> Forward:
         is_on = self.model.router_aux_loss_coef > 0

@@ -14,6 +14,7 @@ COMPUTED = {
     *("scores", "shaped_scores", "baseline_scores", "rewards", "advantages", "returns"),
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropies", "values", "new_values"),
     *("teacher_log_probs", "teacher_topk_log_probs", "topk_log_probs", "teacher_mask"),
+    *("hidden", "head_weight", "teacher_hidden", "teacher_head_weight"),
     *("prompts", "responses", "attention_mask", "response_mask", "ended", "component_scores"),
     *("group_ids", "group_tokens", "losses", "totals"),
 }
