@@ -4,9 +4,20 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.masking import check_above, check_at_least, upcast
-from rlprims.ratios import log_sigmoid
-from rlprims.types import PerPair, PerSequence, RowMask
+from rlprims.grouping import check_group_ids, group_bounds
+from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
+from rlprims.masking import (
+    check_above,
+    check_at_least,
+    check_finite,
+    check_range,
+    check_sequences,
+    check_tokens,
+    upcast,
+)  # fmt: skip
+from rlprims.ratios import LOG_RATIO_LIMIT, log_sigmoid
+from rlprims.scan import discounted_sum
+from rlprims.types import CuSeqlens, GroupIds, PerPair, PerSequence, PerToken, RowMask, TokenMask
 
 _MIN_REST = 1e-6
 """The smallest 1 − p in the odds p / (1 − p) of a response."""
@@ -165,11 +176,26 @@ def _log_odds(log_probs: Tensor) -> Tensor:
 
 
 @described
-def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> PerPair:
+def simpo(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    *,
+    beta: float = 2.0,
+    margin: float = 1.0,
+    alpha: float = 0.0,
+    nll_coef: float = 0.0,
+) -> PerPair:
     """Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6: means over tokens, no reference.
 
     With each response's log-prob divided by its length: loss = −log σ(β (chosen − rejected) − γ), where γ is
     ``margin``. The paper tunes β from 2 to 2.5 and γ from 0.3 to 1.6; its code takes γ/β, and TRL's default is γ = 0.5.
+
+    ``alpha`` ≠ 0 is AlphaPO (arXiv:2501.03884), as TRL's: in the place of a mean ℓ it has (1 − exp(−α ℓ)) / α, of which
+    ℓ is the limit α → 0. If α > 0, unlikely responses have a larger gradient. The exponent is clamped to ±20.
+
+    ``nll_coef=λ`` adds −λ chosen: CPO-SimPO, and of sums over the tokens (``means: false`` in a run on pairs) with
+    γ = 0 it is CPO (Xu et al. 2024, arXiv:2401.08417), with β = 0.1 and λ = 1. TRL and ms-swift have the mean over the
+    tokens of all chosen responses in this term.
 
     Args:
         chosen_log_probs, rejected_log_probs: means over each response's tokens under the current policy
@@ -180,8 +206,45 @@ def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float
     """
     check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
     check_above(0, beta=beta)
-    check_at_least(0, margin=margin)
-    return -log_sigmoid(beta * (upcast(chosen_log_probs) - upcast(rejected_log_probs)) - margin)
+    check_at_least(0, margin=margin, nll_coef=nll_coef)
+    check_finite(alpha=alpha)
+    gaps = _shaped(upcast(chosen_log_probs), alpha) - _shaped(upcast(rejected_log_probs), alpha)
+    return -log_sigmoid(beta * gaps - margin) - nll_coef * upcast(chosen_log_probs)
+
+
+def _shaped(x: Tensor, alpha: float) -> Tensor:
+    return x if alpha == 0 else -torch.expm1((-alpha * x).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) / alpha
+
+
+@described
+def tail_weighted_sums(
+    log_probs: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    tail_weight: float = 0.5,
+) -> PerSequence:
+    """Log-probs of responses for LD-DPO (arXiv:2409.06411): less weight for tokens that only the longer one has.
+
+    Σ_{t<=l} log π_t + α Σ_{t>l} log π_t, where l is the length of the shortest response of the group, or pair, and α in
+    [0, 1] ``tail_weight``. Give it to :func:`dpo` for the policy and for the reference, instead of the sums; α = 1 is
+    DPO. TRL's and ms-swift's ``ld_alpha``, and the setting ``tail_weight`` of a run on pairs.
+
+    >>> m = torch.tensor([[True, True, True], [True, False, False]])
+    >>> tail_weighted_sums(-torch.ones(2, 3), torch.tensor([0, 0]), m)  # −1 − ½ (1 + 1), −1
+    tensor([-2., -1.])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    check_group_ids(group_ids)
+    check_range(0, 1, tail_weight=tail_weight)
+    x = upcast(log_probs)
+    lengths = sequence_lengths(response_mask, cu_seqlens).to(x.dtype)
+    shortest, _ = group_bounds(lengths, group_ids)
+    left = discounted_sum(torch.ones_like(x), 1.0, response_mask, cu_seqlens)  # this token and those after it
+    in_tail = left <= expand_to_tokens(lengths - shortest, response_mask, cu_seqlens)
+    return sequence_sum(torch.where(in_tail, tail_weight * x, x), response_mask, cu_seqlens)
 
 
 def check_responses(**log_probs: Tensor) -> None:
