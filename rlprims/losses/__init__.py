@@ -31,11 +31,11 @@ from rlprims.losses._aggregation import (
     count_totals, prompt_token_mean, seq_mean_token_mean, seq_mean_token_sum, seq_mean_token_sum_norm, token_mean,
     token_sum, trajectory_mean,
 )  # fmt: skip
-from rlprims.losses._clipped import aspo, clipped_surrogate, dcpo, decoupled_ppo, dppo, gppo, sapo, tv_symmetric
+from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, dppo, gppo, sapo, tv_symmetric
 from rlprims.losses._distillation import full_kl, jsd, topk_jsd, topk_kl
-from rlprims.losses._group import flowrl, gvpo, online_dpo, rewards_as_labels
+from rlprims.losses._group import flowrl, gvpo, online_dpo, rewards_as_labels, tail_weighted_sums
 from rlprims.losses._kl import kl, sampled_reverse_kl, sdar, weighted_kl
-from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo, tail_weighted_sums
+from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
 from rlprims.losses._preference_pairs import (
     apo_down, apo_zero, bco, bradley_terry, discopop, exo, f_dpo, hinge, nca, robust_dpo, sppo_hard,
 )  # fmt: skip
@@ -46,10 +46,10 @@ from rlprims.losses._weighted import asymre, chord_phi, cispo, dft, luffy, negat
 
 __all__ = [
     "apo_down", "apo_zero", "aspo", "asymre", "bco", "bradley_terry", "chord_phi", "cispo", "clipped_surrogate",
-    "count_totals", "dcpo", "decoupled_ppo", "dft", "discopop", "dpo", "dppo", "exo", "f_dpo", "flowrl", "full_kl",
-    "gmpo", "gppo", "gspo", "gspo_token", "gvpo", "hinge", "implicit_reward", "ipo", "jsd", "kl", "kto",
-    "load_balance", "luffy", "nca", "negative_entropy", "nll", "online_dpo", "opmd", "orpo", "prompt_token_mean",
-    "reinforce", "rewards_as_labels", "robust_dpo", "sampled_reverse_kl", "sapo", "sdar", "seq_mean_token_mean",
+    "count_totals", "decoupled_ppo", "dft", "discopop", "dpo", "dppo", "exo", "f_dpo", "flowrl", "full_kl", "gmpo",
+    "gppo", "gspo", "gspo_token", "gvpo", "hinge", "implicit_reward", "ipo", "jsd", "kl", "kto", "load_balance",
+    "luffy", "nca", "negative_entropy", "nll", "online_dpo", "opmd", "orpo", "prompt_token_mean", "reinforce",
+    "rewards_as_labels", "robust_dpo", "sampled_reverse_kl", "sapo", "sdar", "seq_mean_token_mean",
     "seq_mean_token_sum", "seq_mean_token_sum_norm", "simpo", "sppo_hard", "tail_weighted_sums", "token_mean",
     "token_sum", "topk_jsd", "topk_kl", "topr", "trajectory_mean", "tv_symmetric", "value_loss", "vespo",
     "weighted_kl",

@@ -71,43 +71,6 @@ def clipped_surrogate(
 
 @described
 @token_wise
-def dcpo(
-    log_probs: PerToken,
-    old_log_probs: PerToken,
-    advantages: PerToken,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    *,
-    clip_low: float = 0.16,
-    clip_high: float = 0.2,
-    max_ratio: float = 10.0,
-) -> PerToken:
-    """Dynamic clipping, Yang et al. 2025 (DCPO, arXiv:2509.02333): PPO's clip with wider bounds for unlikely tokens.
-
-    With q = exp(old_log_probs) and p = ρ q, the bounds of ρ are where |ρ − 1| p is ``clip_low`` and ``clip_high``::
-
-        ½ + ½ √max(1 − 4 clip_low / q, 0)  <=  ρ  <=  min(½ + ½ √(1 + 4 clip_high / q), max_ratio)
-
-    loss = −min(ρ A, clip(ρ) A). Not here: the dual clip of the authors' code, and advantages over earlier steps.
-
-    >>> m, old = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[0.8, 0.1]]).log()
-    >>> dcpo(old + 0.3, old, torch.ones(1, 2), m)  # bounds of 1.2071 and 2
-    tensor([[-1.2071, -1.3499]])
-    """
-    check_tokens(response_mask, cu_seqlens, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    check_clip(clip_low, clip_high)
-    check_at_least(1, max_ratio=max_ratio)
-
-    advantages = zero_outside(advantages, response_mask).detach()  # makes the losses 0 there
-    ratio = log_ratio(log_probs, old_log_probs, response_mask).exp()
-    q = zero_outside(old_log_probs, response_mask).detach().exp().clamp(min=1e-30)
-    low = (1 + (1 - 4 * clip_low / q).clamp(min=0).sqrt()) / 2
-    high = ((1 + (1 + 4 * clip_high / q).sqrt()) / 2).clamp(max=max_ratio)
-    return -torch.minimum(advantages * ratio, advantages * ratio.clamp(low, high))
-
-
-@described
-@token_wise
 def decoupled_ppo(
     log_probs: PerToken,
     old_log_probs: PerToken,

@@ -4,20 +4,9 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.grouping import check_group_ids, group_bounds
-from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum
-from rlprims.masking import (
-    check_above,
-    check_at_least,
-    check_finite,
-    check_range,
-    check_sequences,
-    check_tokens,
-    upcast,
-)  # fmt: skip
+from rlprims.masking import check_above, check_at_least, check_finite, upcast
 from rlprims.ratios import LOG_RATIO_LIMIT, log_sigmoid
-from rlprims.scan import discounted_sum
-from rlprims.types import CuSeqlens, GroupIds, PerPair, PerSequence, PerToken, RowMask, TokenMask
+from rlprims.types import PerPair, PerSequence, RowMask
 
 _MIN_REST = 1e-6
 """The smallest 1 − p in the odds p / (1 − p) of a response."""
@@ -214,37 +203,6 @@ def simpo(
 
 def _shaped(x: Tensor, alpha: float) -> Tensor:
     return x if alpha == 0 else -torch.expm1((-alpha * x).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) / alpha
-
-
-@described
-def tail_weighted_sums(
-    log_probs: PerToken,
-    group_ids: GroupIds,
-    response_mask: TokenMask,
-    cu_seqlens: CuSeqlens | None = None,
-    *,
-    tail_weight: float = 0.5,
-) -> PerSequence:
-    """Log-probs of responses for LD-DPO (arXiv:2409.06411): less weight for tokens that only the longer one has.
-
-    Σ_{t<=l} log π_t + α Σ_{t>l} log π_t, where l is the length of the shortest response of the group, or pair, and α in
-    [0, 1] ``tail_weight``. Give it to :func:`dpo` for the policy and for the reference, instead of the sums; α = 1 is
-    DPO. TRL's and ms-swift's ``ld_alpha``, and the setting ``tail_weight`` of a run on pairs.
-
-    >>> m = torch.tensor([[True, True, True], [True, False, False]])
-    >>> tail_weighted_sums(-torch.ones(2, 3), torch.tensor([0, 0]), m)  # −1 − ½ (1 + 1), −1
-    tensor([-2., -1.])
-    """
-    check_tokens(response_mask, cu_seqlens, log_probs=log_probs)
-    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    check_group_ids(group_ids)
-    check_range(0, 1, tail_weight=tail_weight)
-    x = upcast(log_probs)
-    lengths = sequence_lengths(response_mask, cu_seqlens).to(x.dtype)
-    shortest, _ = group_bounds(lengths, group_ids)
-    left = discounted_sum(torch.ones_like(x), 1.0, response_mask, cu_seqlens)  # this token and those after it
-    in_tail = left <= expand_to_tokens(lengths - shortest, response_mask, cu_seqlens)
-    return sequence_sum(torch.where(in_tail, tail_weight * x, x), response_mask, cu_seqlens)
 
 
 def check_responses(**log_probs: Tensor) -> None:
