@@ -148,6 +148,15 @@ class TestPolicyGradients:
         got = Groups(n).gradient(lambda *batch: grpo(*batch, normalize_std=False))
         torch.testing.assert_close(got, (n - 1) / n * POLICY_GRADIENT, **CLOSE)
 
+    @pytest.mark.parametrize("keep", [2, 3])
+    def test_a_part_of_three_equally_long_responses_has_its_part_of_the_gradient(self, keep: int) -> None:
+        """GFPO then compares the first ones: k of n have a gradient, shrunk by one part in k."""
+
+        def gfpo(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> Tensor:
+            return grpo(rewards, group_ids, torch.ones_like(mask), normalize_std=False, keep=keep)
+
+        torch.testing.assert_close(Groups(3).gradient(gfpo), (keep - 1) / 3 * POLICY_GRADIENT, **CLOSE)
+
     @pytest.mark.parametrize("n", [2, 3])
     @pytest.mark.parametrize(
         ("estimator", "baseline"),

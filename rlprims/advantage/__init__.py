@@ -19,12 +19,12 @@ from rlprims.advantage._teacher import iw_opd, rlsd, teacher_gap
 from rlprims.advantage._token_baseline import optimal_token_baseline
 from rlprims.advantage._transforms import clip_advantages, reinforce_pp, reinforce_pp_baseline, weight_by_sign, whiten
 from rlprims.advantage._trees import gigpo, rtmc, tree_grpo
-from rlprims.advantage._turn_credit import prime, turn_grpo, vineppo
+from rlprims.advantage._turn_credit import draco, prime, turn_grpo, vineppo
 from rlprims.advantage._vtrace import vtrace, vtrace_returns
 
 __all__ = [
-    "RoleBaseline", "ValueTracker", "beta_normalized", "clip_advantages", "discounted_returns", "gae", "gdpo",
-    "gigpo", "gpg", "grpo", "iw_opd", "length_adaptive_gae", "maxrl", "opo", "optimal_token_baseline",
+    "RoleBaseline", "ValueTracker", "beta_normalized", "clip_advantages", "discounted_returns", "draco", "gae",
+    "gdpo", "gigpo", "gpg", "grpo", "iw_opd", "length_adaptive_gae", "maxrl", "opo", "optimal_token_baseline",
     "optimal_value", "pass_at_k_training", "pkpo", "prime", "quantile_baseline", "reinforce_pp",
     "reinforce_pp_baseline", "remax", "rloo", "rlsd", "rtmc", "spo", "td_lambda", "teacher_gap", "tree_grpo",
     "turn_grpo", "vineppo", "vtrace", "vtrace_returns", "weight_by_sign", "whiten",

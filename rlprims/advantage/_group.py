@@ -30,6 +30,7 @@ SingletonOrError: TypeAlias = Literal["zero", "raw", "error"]
 Baseline: TypeAlias = Literal["mean", "leave_one_out"]
 StdOver: TypeAlias = Literal["group", "batch", "batch_centred"]
 Informative: TypeAlias = Literal["varied_group", "nonzero_reward"]
+KeepBy: TypeAlias = Literal["length", "reward_per_token"]
 
 
 def response_scores(
@@ -77,6 +78,8 @@ def grpo(
     tolerance: float = 1e-6,
     baseline: Baseline = "mean",
     std_over: StdOver = "group",
+    keep: int | None = None,
+    keep_by: KeepBy = "length",
     all_reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PerToken:
     """Group-relative advantage, Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
@@ -93,6 +96,9 @@ def grpo(
     the differences between prompts. "batch_centred" is σ of s_i − μ_group, as in ms-swift; it does not.
     ``baseline="leave_one_out"`` uses μ of the other samples, A_i = n/(n−1) · (s_i − μ), as PipelineRL.
 
+    ``keep=k`` is GFPO (Shrivastava et al. 2025, arXiv:2508.09726): only the k shortest responses of a group count, or
+    those with the largest s_i / length (``keep_by="reward_per_token"``), of equal ones the first; the others get 0.
+
     Args:
         singleton: a group of one has no baseline: "zero" (A = 0), "raw" (A = s, as verl), or "error". "error" reads the
             sizes of the groups from the device and cannot be compiled.
@@ -104,7 +110,11 @@ def grpo(
     check_choice("singleton", singleton, SingletonOrError)
     check_choice("baseline", baseline, Baseline)
     check_choice("std_over", std_over, StdOver)
+    check_choice("keep_by", keep_by, KeepBy)
     check_deviation(ddof, eps=eps)
+    if keep is not None:
+        s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+        valid_rows = _kept(s, sequence_lengths(mask, cu_seqlens), group_ids, keep, keep_by)
     s, mask = response_scores(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
     n = group_count(group_ids, valid_rows)
     if singleton == "error" and bool((n == 1).any()):
@@ -127,6 +137,15 @@ def grpo(
     a = torch.where(constant, 0.0, a)
     a = torch.where(n <= 1, s, a) if singleton == "raw" else a
     return to_tokens(a, mask, cu_seqlens)
+
+
+def _kept(s: PerSequence, lengths: PerSequence, group_ids: GroupIds, keep: int, by: KeepBy) -> RowMask:
+    """The ``keep`` rows of each group that are first by their length, or by s / length; never one without a token."""
+    if keep < 2:
+        raise ValueError(f"keep={keep}, expected at least 2: one response has nothing to be compared with")
+    key = lengths.to(s.dtype) if by == "length" else -s / lengths.clamp(min=1)
+    ranks = group_ranks(key, group_ids, lengths > 0)
+    return (lengths > 0) & ranks.unsort(ranks.ranks < keep)
 
 
 def z_scores(s: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None, **options: Any) -> PerSequence:

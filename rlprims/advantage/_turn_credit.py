@@ -151,3 +151,37 @@ def prime(
     centred = zero_outside(p - expand_to_tokens(mean_of_others, mask, cu_seqlens), mask & has_others)
     process = discounted_returns(centred, mask, cu_seqlens, gamma=gamma)
     return process_weight * process + rloo(rewards, group_ids, response_mask, cu_seqlens, valid_rows)
+
+
+@described
+def draco(
+    advantages: PerToken,
+    process_rewards: PerToken,
+    turn_ids: TurnIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+) -> PerToken:
+    """DRACO, Gandhi et al. 2026 (arXiv:2609.04094), eq. 6: an advantage moves to the turns that a rubric names.
+
+    With Q_j in [0, 1] the quality of turn j, of n_j tokens: A N w_j / (n_j Σ_k w_k), where N = Σ_k n_k, and w = Q if
+    A >= 0, else 1 − Q. So a turn's share does not depend on its length, Σ_t A_t stays, and no sign changes. Use it
+    after an estimator such as :func:`grpo`, in the place of a normalization. If all w of a response are 0, A stays.
+
+    Args:
+        process_rewards: Q on the turn's tokens, as their mean: the share of the criteria that passed, of those that the
+            judge justified by this turn. For a turn that no criterion cites the paper has the mean of the others.
+
+    >>> m, turns = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 0, 1]])
+    >>> quality = torch.tensor([[0.5, 0.5, 0.5, 1.0]])
+    >>> draco(torch.ones(1, 4), quality, turns, m)  # weights of 1/3 and 2/3, over 3 tokens and over 1
+    tensor([[0.4444, 0.4444, 0.4444, 2.6667]])
+    """
+    check_tokens(response_mask, cu_seqlens, advantages=advantages, process_rewards=process_rewards)
+    check_ids(response_mask, cu_seqlens, turn_ids=turn_ids)
+    a, q = zero_outside(advantages, response_mask), zero_outside(process_rewards, response_mask)
+    n = turn_sums(torch.ones_like(a), turn_ids, response_mask, cu_seqlens).clamp(min=1)
+    q = (turn_sums(q, turn_ids, response_mask, cu_seqlens) / n).clamp(0, 1)
+    weight = torch.where(a >= 0, q, 1 - q) / n  # of each token: the sum over a turn's tokens is w
+    total = expand_to_tokens(sequence_sum(weight, response_mask, cu_seqlens), response_mask, cu_seqlens)
+    tokens = expand_to_tokens(sequence_lengths(response_mask, cu_seqlens), response_mask, cu_seqlens)
+    return a * torch.where(total > 0, tokens * weight / total.masked_fill(total == 0, 1.0), 1.0)

@@ -21,7 +21,7 @@ class Finding(NamedTuple):
 _NORMALIZED = (advantage.beta_normalized, advantage.gdpo, advantage.reinforce_pp, advantage.reinforce_pp_baseline)
 """Estimators that normalize their advantages, in addition to those with ``normalize_std``."""
 
-_UNSCALED = (advantage.clip_advantages, advantage.weight_by_sign, advantage.rlsd)
+_UNSCALED = (advantage.clip_advantages, advantage.weight_by_sign, advantage.rlsd, advantage.draco)
 """Functions of the normalization stage that do not normalize."""
 
 _OF_SEVERAL_TOKENS = {"topk_log_probs", "teacher_topk_log_probs", "logits", "ref_logits", "teacher_logits", "hidden"}
@@ -175,6 +175,8 @@ def _warnings_of_scales(a: Algorithm) -> Iterator[str]:
     scales = a.advantage.hyperparameters.get("normalize_std", False) or a.advantage.fn in _NORMALIZED
     if scales and a.normalization is not None and a.normalization.fn not in _UNSCALED:
         yield "the advantages are divided by a std and normalized over the batch again"
+    if (keep := a.advantage.hyperparameters.get("keep")) and keep >= a.group_size:
+        yield f"keep={keep} keeps every response of a group of {a.group_size}: sample more, or leave keep out"
     overlong = any(part.fn is rewards.overlong_penalty for part in a.score_shaping)
     if overlong and scales and a.filter is None:
         yield (

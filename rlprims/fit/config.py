@@ -59,6 +59,9 @@ class FitConfig(RunConfig):
         default=None,
         description="true: pairs are compared by means over their tokens; false: by sums; null: as the loss is defined",
     )
+    tail_weight: float = Field(
+        default=1.0, ge=0, le=1, description="of a pair's tokens after the length of its shorter response: LD-DPO's α"
+    )
     epochs: int = Field(default=1, ge=1, description="passes over the rows")
     steps: int | None = Field(default=None, ge=1, description="optimizer steps; null: as many as the epochs need")
     rows_per_step: int = Field(default=32, ge=1, description="demonstrations or pairs per optimizer step")
@@ -96,6 +99,8 @@ class FitConfig(RunConfig):
             raise ValueError(f"model.{unused[0]} is not used {where}: leave it out")
         if self.means is not None and kind != "pairs":
             raise ValueError(f"means is for losses on pairs of log-probs, which {self.loss.path} is not: leave it out")
+        if self.tail_weight != 1 and (kind != "pairs" or self.takes_means):
+            raise ValueError("tail_weight is for losses on pairs that compare sums of log-probs: leave it out")
         if self.data.margin is not None and kind != "scores":
             raise ValueError(f"data.margin is for losses.bradley_terry, but the loss is {self.loss.path}: leave it out")
         return self

@@ -164,4 +164,5 @@ def _training(config: FitConfig, model: ModelConfig, tokenizer: Any, *, updates:
         tokenizer=tokenizer,
         updates=updates,
         means=config.takes_means,
+        tail_weight=config.tail_weight,
     )

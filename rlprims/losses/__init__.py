@@ -33,7 +33,7 @@ from rlprims.losses._aggregation import (
 )  # fmt: skip
 from rlprims.losses._clipped import aspo, clipped_surrogate, decoupled_ppo, dppo, gppo, sapo, tv_symmetric
 from rlprims.losses._distillation import full_kl, jsd, topk_jsd, topk_kl
-from rlprims.losses._group import flowrl, gvpo, online_dpo, rewards_as_labels
+from rlprims.losses._group import flowrl, gvpo, online_dpo, rewards_as_labels, tail_weighted_sums
 from rlprims.losses._kl import kl, sampled_reverse_kl, sdar, weighted_kl
 from rlprims.losses._preference import dpo, implicit_reward, ipo, kto, orpo, simpo
 from rlprims.losses._preference_pairs import (
@@ -50,8 +50,9 @@ __all__ = [
     "gppo", "gspo", "gspo_token", "gvpo", "hinge", "implicit_reward", "ipo", "jsd", "kl", "kto", "load_balance",
     "luffy", "nca", "negative_entropy", "nll", "online_dpo", "opmd", "orpo", "prompt_token_mean", "reinforce",
     "rewards_as_labels", "robust_dpo", "sampled_reverse_kl", "sapo", "sdar", "seq_mean_token_mean",
-    "seq_mean_token_sum", "seq_mean_token_sum_norm", "simpo", "sppo_hard", "token_mean", "token_sum", "topk_jsd",
-    "topk_kl", "topr", "trajectory_mean", "tv_symmetric", "value_loss", "vespo", "weighted_kl",
+    "seq_mean_token_sum", "seq_mean_token_sum_norm", "simpo", "sppo_hard", "tail_weighted_sums", "token_mean",
+    "token_sum", "topk_jsd", "topk_kl", "topr", "trajectory_mean", "tv_symmetric", "value_loss", "vespo",
+    "weighted_kl",
 ]  # fmt: skip
 
 suggest_attributes(__name__, __all__)

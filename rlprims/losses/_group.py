@@ -8,11 +8,12 @@ without tokens is in no group, and a group of one has loss 0.
 import torch
 
 from rlprims._described import described
-from rlprims.grouping import first_rows, group_bounds, group_centred, group_count, group_sum
-from rlprims.layout import sequence_lengths, sequence_sum, to_tokens
+from rlprims.grouping import check_group_ids, first_rows, group_bounds, group_centred, group_count, group_sum
+from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum, to_tokens
 from rlprims.losses._preference import dpo
-from rlprims.masking import check_above, check_sequences, check_tokens, upcast, zero_outside
+from rlprims.masking import check_above, check_range, check_sequences, check_tokens, upcast, zero_outside
 from rlprims.ratios import clamp_log_ratio
+from rlprims.scan import discounted_sum
 from rlprims.types import AllReduce, CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask
 
 
@@ -224,3 +225,34 @@ def _log_one_plus_sum_exp(x: PerSequence, group_ids: GroupIds, members: RowMask)
     _, high = group_bounds(x.detach(), group_ids, members)
     high = high.clamp(min=0)  # the maximum includes 0, because 1 = e^0
     return high + ((-high).exp() + group_sum((x - high).exp(), group_ids, members)).log()
+
+
+@described
+def tail_weighted_sums(
+    log_probs: PerToken,
+    group_ids: GroupIds,
+    response_mask: TokenMask,
+    cu_seqlens: CuSeqlens | None = None,
+    *,
+    tail_weight: float = 0.5,
+) -> PerSequence:
+    """Log-probs of responses for LD-DPO (arXiv:2409.06411): less weight for tokens that only the longer one has.
+
+    Σ_{t<=l} log π_t + α Σ_{t>l} log π_t, where l is the length of the shortest response of the group, or pair, and α in
+    [0, 1] ``tail_weight``. Give it to :func:`dpo` for the policy and for the reference, instead of the sums; α = 1 is
+    DPO. TRL's and ms-swift's ``ld_alpha``, and the setting ``tail_weight`` of a run on pairs.
+
+    >>> m = torch.tensor([[True, True, True], [True, False, False]])
+    >>> tail_weighted_sums(-torch.ones(2, 3), torch.tensor([0, 0]), m)  # −1 − ½ (1 + 1), −1
+    tensor([-2., -1.])
+    """
+    check_tokens(response_mask, cu_seqlens, log_probs=log_probs)
+    check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
+    check_group_ids(group_ids)
+    check_range(0, 1, tail_weight=tail_weight)
+    x = upcast(log_probs)
+    lengths = sequence_lengths(response_mask, cu_seqlens).to(x.dtype)
+    shortest, _ = group_bounds(lengths, group_ids)
+    left = discounted_sum(torch.ones_like(x), 1.0, response_mask, cu_seqlens)  # this token and those after it
+    in_tail = left <= expand_to_tokens(lengths - shortest, response_mask, cu_seqlens)
+    return sequence_sum(torch.where(in_tail, tail_weight * x, x), response_mask, cu_seqlens)

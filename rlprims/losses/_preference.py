@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from rlprims._described import described
-from rlprims.masking import check_above, check_at_least, upcast
-from rlprims.ratios import log_sigmoid
+from rlprims.masking import check_above, check_at_least, check_finite, upcast
+from rlprims.ratios import LOG_RATIO_LIMIT, log_sigmoid
 from rlprims.types import PerPair, PerSequence, RowMask
 
 _MIN_REST = 1e-6
@@ -165,11 +165,26 @@ def _log_odds(log_probs: Tensor) -> Tensor:
 
 
 @described
-def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> PerPair:
+def simpo(
+    chosen_log_probs: PerPair,
+    rejected_log_probs: PerPair,
+    *,
+    beta: float = 2.0,
+    margin: float = 1.0,
+    alpha: float = 0.0,
+    nll_coef: float = 0.0,
+) -> PerPair:
     """Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6: means over tokens, no reference.
 
     With each response's log-prob divided by its length: loss = −log σ(β (chosen − rejected) − γ), where γ is
     ``margin``. The paper tunes β from 2 to 2.5 and γ from 0.3 to 1.6; its code takes γ/β, and TRL's default is γ = 0.5.
+
+    ``alpha`` ≠ 0 is AlphaPO (arXiv:2501.03884), as TRL's: in the place of a mean ℓ it has (1 − exp(−α ℓ)) / α, of which
+    ℓ is the limit α → 0. If α > 0, unlikely responses have a larger gradient. The exponent is clamped to ±20.
+
+    ``nll_coef=λ`` adds −λ chosen: CPO-SimPO, and of sums over the tokens (``means: false`` in a run on pairs) with
+    γ = 0 it is CPO (Xu et al. 2024, arXiv:2401.08417), with β = 0.1 and λ = 1. TRL and ms-swift have the mean over the
+    tokens of all chosen responses in this term.
 
     Args:
         chosen_log_probs, rejected_log_probs: means over each response's tokens under the current policy
@@ -180,8 +195,14 @@ def simpo(chosen_log_probs: PerPair, rejected_log_probs: PerPair, *, beta: float
     """
     check_responses(chosen_log_probs=chosen_log_probs, rejected_log_probs=rejected_log_probs)
     check_above(0, beta=beta)
-    check_at_least(0, margin=margin)
-    return -log_sigmoid(beta * (upcast(chosen_log_probs) - upcast(rejected_log_probs)) - margin)
+    check_at_least(0, margin=margin, nll_coef=nll_coef)
+    check_finite(alpha=alpha)
+    gaps = _shaped(upcast(chosen_log_probs), alpha) - _shaped(upcast(rejected_log_probs), alpha)
+    return -log_sigmoid(beta * gaps - margin) - nll_coef * upcast(chosen_log_probs)
+
+
+def _shaped(x: Tensor, alpha: float) -> Tensor:
+    return x if alpha == 0 else -torch.expm1((-alpha * x).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) / alpha
 
 
 def check_responses(**log_probs: Tensor) -> None:

@@ -11,6 +11,8 @@ from rlprims.advantage import grpo
 from rlprims.testing import check_advantage
 from tests.records import STATISTICS_OF_THE_BATCH, Record, doubled
 
+ONLY_OF_THE_KEPT = "a response that is not kept has advantage 0"
+
 RECORDS = [
     Record(
         "advantage.grpo",
@@ -32,6 +34,22 @@ RECORDS = [
         },
     ),
     Record("advantage.grpo", check_advantage, call={"std_over": "batch_centred"}, exempt=STATISTICS_OF_THE_BATCH),
+    Record(
+        "advantage.grpo",
+        check_advantage,
+        call={"keep": 2},
+        matters={"keep": 3, "keep_by": "reward_per_token"},
+        exempt={"a higher score never gets a lower advantage": ONLY_OF_THE_KEPT},
+    ),
+    Record(
+        "advantage.grpo",
+        check_advantage,
+        call={"keep": 2, "keep_by": "reward_per_token"},
+        exempt={
+            "a higher score never gets a lower advantage": ONLY_OF_THE_KEPT,
+            "a shift of a group cancels": "a quotient of the score and the length decides which responses are kept",
+        },
+    ),
 ]
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -149,3 +167,46 @@ def test_the_sign_is_that_of_the_distance_to_the_mean(scores: list[float], dtype
     for advantage, score in zip(got.tolist(), exact, strict=True):
         if abs(score - mean) > 1e-3:
             assert advantage * (score - mean) > 0
+
+
+def test_gfpo_keeps_the_shortest_or_the_most_efficient() -> None:
+    scores, lengths = [1.0, 0.0, 1.0, 0.5], [8, 2, 4, 1]
+    mask = torch.arange(8) < torch.tensor(lengths)[:, None]
+    rewards = torch.tensor(scores, dtype=torch.float64)[:, None] * (torch.arange(8) == 0)
+    got = grpo(rewards, torch.zeros(4, dtype=torch.int64), mask, normalize_std=False, keep=3)[:, 0]
+    assert got.tolist() == [0.0, -0.5, 0.5, 0.0]  # of 0, 1 and 0.5
+    # per token 0.125, 0, 0.25 and 0.5: the last two
+    got = grpo(
+        rewards, torch.zeros(4, dtype=torch.int64), mask, normalize_std=False, keep=2, keep_by="reward_per_token"
+    )
+    assert got[:, 0].tolist() == [0.0, 0.0, 0.25, -0.25]
+
+
+def test_gfpo_is_grpo_of_the_rows_that_are_kept() -> None:
+    """With every other option; groups of at most k, and rows that are not valid, are as they are."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.arange(3).repeat_interleave(torch.tensor([6, 2, 4]))
+    mask = torch.arange(9) < torch.randperm(12, generator=generator)[:, None] % 9 + 1
+    rewards = torch.randn(12, 9, generator=generator, dtype=torch.float64) * mask
+    valid = torch.arange(12) != 3
+    order = sorted(range(12), key=lambda row: int(mask[row].sum()))
+    chosen = [row for group in range(3) for row in [r for r in order if ids[r] == group and valid[r]][:3]]
+    rows = torch.tensor([row in chosen for row in range(12)])
+    for options in ({}, {"baseline": "leave_one_out"}, {"std_over": "batch"}, {"singleton": "raw", "ddof": 0}):
+        got = grpo(rewards, ids, mask, valid_rows=valid, keep=3, **options)
+        torch.testing.assert_close(got, grpo(rewards, ids, mask, valid_rows=rows, **options))
+
+
+def test_gfpo_does_not_keep_a_response_without_a_token() -> None:
+    rewards = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    mask = torch.tensor([[False, False], [True, False], [True, True]])
+    got = grpo(rewards, torch.zeros(3, dtype=torch.int64), mask, normalize_std=False, keep=2)
+    assert got[:, 0].tolist() == [0.0, 0.5, -0.5]
+
+
+def test_one_response_is_not_a_group() -> None:
+    rewards, mask = scored(1, 0)
+    with pytest.raises(ValueError, match="keep=1"):
+        grpo(rewards, group(2), mask, keep=1)
+    with pytest.raises(ValueError, match="keep_by"):
+        grpo(rewards, group(2), mask, keep_by="score")

@@ -36,6 +36,7 @@ def test_the_estimators_with_choices() -> None:
         ("gpg", "informative"),
         ("gpg", "singleton"),
         ("grpo", "baseline"),
+        ("grpo", "keep_by"),
         ("grpo", "singleton"),
         ("grpo", "std_over"),
         ("opo", "singleton"),

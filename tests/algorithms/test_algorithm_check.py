@@ -191,6 +191,12 @@ CASES = {
         algorithms.dapo().replace(filter={"keep": use(filters.max_variance, keep=4)}),
         algorithms.dapo().replace(filter={"keep": filters.solve_rate}),
     ),
+    "all of a group are kept": (
+        "warning",
+        "keep=8 keeps every response of a group of 8: sample more",
+        algorithms.grpo().replace(group_size=8, advantage={"keep": 8}),
+        algorithms.grpo().replace(group_size=9, advantage={"keep": 8}),
+    ),
     "no columns for the components": (
         "error",
         "name the verifier's columns there",

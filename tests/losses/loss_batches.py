@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlprims import losses
+from rlprims.types import PerSequence
 
 Loss = Callable[..., Tensor]
 
@@ -22,6 +23,7 @@ PER_TOKEN: dict[str, Loss] = {
     name: getattr(losses, name)
     for name in losses.__all__
     if set(DIFFERENTIABLE) & set(inspect.signature(getattr(losses, name)).parameters)
+    and inspect.signature(getattr(losses, name)).return_annotation is not PerSequence
 }
 
 

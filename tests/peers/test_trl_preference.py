@@ -92,16 +92,17 @@ def test_the_loss_and_its_gradient_are_trls(models, tmp_path, loss_type, setting
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "ours", "means"),
+    ("loss_type", "settings", "ours", "how"),
     [
-        ("sigmoid", use(losses.dpo, beta=0.3), False),
-        ("apo_zero", use(losses.apo_zero, beta=0.3), False),
-        ("ipo", use(losses.ipo, tau=0.3), True),
+        ("sigmoid", {}, use(losses.dpo, beta=0.3), {}),
+        ("sigmoid", {"ld_alpha": 0.25}, use(losses.dpo, beta=0.3), {"tail_weight": 0.25}),
+        ("apo_zero", {}, use(losses.apo_zero, beta=0.3), {}),
+        ("ipo", {}, use(losses.ipo, tau=0.3), {"means": True}),
     ],
 )
-def test_a_run_on_the_same_file_begins_as_trls(models, tmp_path, loss_type, ours, means) -> None:
+def test_a_run_on_the_same_file_begins_as_trls(models, tmp_path, loss_type, settings, ours, how) -> None:
     """From the texts to the first gradient: ``rlprims fit`` reads the rows that TRL's trainer reads."""
-    trainer = trainer_of(models, tmp_path / "trl", loss_type, {})
+    trainer = trainer_of(models, tmp_path / "trl", loss_type, settings)
     inputs = next(iter(trainer.get_train_dataloader()))
     theirs = trainer.compute_loss(trainer.model.eval(), inputs)
     other = gradient(theirs, trainer.model)
@@ -110,7 +111,7 @@ def test_a_run_on_the_same_file_begins_as_trls(models, tmp_path, loss_type, ours
     rows = Reader(data, "pairs", tiny.tokenizer(), [tiny.EOS_ID], 128).read(data.train).rows
     options = {"loss": ours, "aggregation": use(losses.token_mean), "tokenizer": tiny.tokenizer(), "updates": 1}
     policy, reference = (
-        StoredTraining(ModelConfig(path=str(path)), OptimizerConfig(), means=means, **options) for path in models
+        StoredTraining(ModelConfig(path=str(path)), OptimizerConfig(), **how, **options) for path in models
     )
     of_reference = reference.sequence_log_probs(as_batch(rows, tiny.PAD_ID))
     seen: list[Tensor] = []
@@ -118,6 +119,25 @@ def test_a_run_on_the_same_file_begins_as_trls(models, tmp_path, loss_type, ours
     report = policy.update_rows(batch_of(rows, range(len(rows)), tiny.PAD_ID, of_reference))
     torch.testing.assert_close(torch.tensor(report.loss), theirs.detach(), rtol=1e-5, atol=1e-6)
     mine = torch.cat([g.flatten() for g in seen])
+    assert (mine - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize("loss_type", ["aot", "aot_unpaired"])
+def test_aot_is_dpo_of_sorted_numbers(models, tmp_path, loss_type) -> None:
+    """As docs/papers.md has it: of the margins of policy and reference, or of the log-ratios."""
+    trainer = trainer_of(models, tmp_path, loss_type, {})
+    inputs = next(iter(trainer.get_train_dataloader()))
+    theirs = trainer.compute_loss(trainer.model, inputs)
+    sums, _ = response_log_probs(trainer.model.eval(), inputs)
+    ref_sums, _ = response_log_probs(trainer.ref_model.eval(), inputs)
+    (chosen, rejected), (ref_chosen, ref_rejected) = sums.chunk(2), ref_sums.chunk(2)
+    first, second = chosen - rejected, ref_chosen - ref_rejected
+    if loss_type == "aot_unpaired":
+        first, second = chosen - ref_chosen, rejected - ref_rejected
+    z = torch.zeros_like(first)
+    loss = losses.dpo(first.sort().values, second.sort().values, z, z, beta=0.3).mean()
+    torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
+    mine, other = gradient(loss, trainer.model), gradient(theirs, trainer.model)
     assert (mine - other).norm() < 1e-5 * other.norm()
 
 

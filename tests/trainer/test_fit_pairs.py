@@ -32,7 +32,9 @@ PAIRS = [
 ]
 
 
-def training(model: Path, loss: BoundFunction, *, means: bool = False, **changes: Any) -> StoredTraining:
+def training(
+    model: Path, loss: BoundFunction, *, means: bool = False, tail_weight: float = 1.0, **changes: Any
+) -> StoredTraining:
     return StoredTraining(
         ModelConfig(path=str(model), **changes),
         OptimizerConfig(lr=1e-2, weight_decay=0.0),
@@ -41,10 +43,11 @@ def training(model: Path, loss: BoundFunction, *, means: bool = False, **changes
         tokenizer=tiny.tokenizer(),
         updates=5,
         means=means,
+        tail_weight=tail_weight,
     )
 
 
-def sums(model: Any, *, means: bool = False) -> torch.Tensor:
+def sums(model: Any, *, means: bool = False, tail_weight: float = 1.0) -> torch.Tensor:
     """(2P,): each response's log-prob by itself, chosen ones first."""
     found = []
     for which in (0, 1):
@@ -52,7 +55,8 @@ def sums(model: Any, *, means: bool = False) -> torch.Tensor:
             ids = row.responses[which].ids
             logits = model(torch.tensor([row.prompt_ids + ids])).logits[0, len(row.prompt_ids) - 1 : -1]
             each = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])
-            found.append(each.mean() if means else each.sum())
+            tail = each[min(len(response.ids) for response in row.responses) :]
+            found.append(each.mean() if means else each.sum() - (1 - tail_weight) * tail.sum())
     return torch.stack(found)
 
 
@@ -82,6 +86,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], bool, dict[str, Any]]] = {
     "ipo": (losses.ipo, {"tau": 0.2}, True, {}),
     "simpo": (losses.simpo, {}, True, SPLIT),
     "orpo": (losses.orpo, {}, True, {"packing": False}),
+    "ld-dpo packed": (losses.dpo, {"beta": 0.3}, False, {"tail_weight": 0.25, **SPLIT}),
+    "ld-dpo padded": (losses.dpo, {"beta": 0.3}, False, {"tail_weight": 0.0, "packing": False}),
+    "cpo": (losses.simpo, {"beta": 0.1, "margin": 0.0, "nll_coef": 1.0}, False, {"tail_weight": 0.5}),
 }
 
 
@@ -90,9 +97,10 @@ def test_loss_and_gradient_are_those_of_each_response_by_itself(
     model: Path, reference: Path, loss: Any, options: dict[str, Any], means: bool, changes: dict[str, Any]
 ) -> None:
     direct, fixed = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, reference))
-    x = sums(direct, means=means)
+    how = {"means": means, "tail_weight": changes.get("tail_weight", 1.0)}
+    x = sums(direct, **how)
     with torch.no_grad():
-        ref = sums(fixed, means=means)
+        ref = sums(fixed, **how)
     data = [*x.chunk(2), *(ref.chunk(2) if "ref_chosen_log_probs" in use(loss).needs else [])]
     expected = loss(*data, **options).mean()
     wanted = torch.autograd.grad(expected, list(direct.parameters()))
@@ -123,6 +131,13 @@ def test_fit_reports_metrics_of_pairs(model: Path, reference: Path) -> None:
         "pairs/chosen_reward": round(float(chosen.mean()), 4),
         "pairs/rejected_reward": round(float(rejected.mean()), 4),
     }
+
+
+def test_the_reference_of_ld_dpo_weighs_the_tail_too(model: Path) -> None:
+    trained = training(model, use(losses.dpo), tail_weight=0.25)
+    got = trained.sequence_log_probs(batch_of(PAIRS, range(3), tiny.PAD_ID, None))
+    wanted = sums(AutoModelForCausalLM.from_pretrained(model).eval(), tail_weight=0.25).detach()
+    torch.testing.assert_close(got, wanted.view(2, -1).T.flatten(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_reference_is_measured_once_and_is_the_model_at_the_start(model: Path) -> None:

@@ -1,6 +1,6 @@
 """Training on stored rows, in one process: demonstrations, or pairs of a chosen and a rejected response."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from rlprims.execution.hf._models import load_new_classifier
 from rlprims.execution.hf._packed import is_packed
 from rlprims.execution.hf._train_state import TrainState, optimizer_step
 from rlprims.execution.hf._training import Training
+from rlprims.grouping import dense_ids
 from rlprims.layout import sequence_lengths, sequence_sum
+from rlprims.losses import tail_weighted_sums
 from rlprims.types import Mean, Metrics, merge_metrics
 
 _SCALES = ("beta", "tau", "odds_coef")
@@ -36,7 +38,8 @@ class StoredTraining(SingleProcess, Training):
     pairs has the rows chosen, rejected, chosen, ... with ``pair_ids`` int64 and ``is_chosen`` bool (B,), and
     ``ref_sequence_log_probs`` (B,) or ``score_margins`` (B,) if the loss needs them.
 
-    ``means``: compare pairs by means over their tokens instead of sums.
+    ``means``: compare pairs by means over their tokens instead of sums. ``tail_weight`` is that of
+    :func:`rlprims.losses.tail_weighted_sums`.
 
     Raises:
         ValueError: a model cannot be loaded, or stored rows do not have the data that the loss needs.
@@ -52,8 +55,10 @@ class StoredTraining(SingleProcess, Training):
         tokenizer: Any,
         updates: int,
         means: bool = False,
+        tail_weight: float = 1.0,
     ) -> None:
         self.kind, self.loss, self.means, self.tokenizer = kind_of(loss), loss, means, tokenizer
+        self.tail_weight = tail_weight
         self.algorithm: Algorithm = algorithms.sft().replace(aggregation=aggregation)
         if self.kind == "demonstrations":
             self.algorithm = self.algorithm.replace(policy_loss=loss)
@@ -90,7 +95,7 @@ class StoredTraining(SingleProcess, Training):
     @metered
     def sequence_log_probs(self, batch: DataProto) -> Tensor:
         """float (B,): the log-probs of the responses under the current policy, as sums or, with ``means``, as means."""
-        return self._of_responses(self.log_probs(batch), batch["response_mask"])
+        return self._of_responses(self.log_probs(batch), batch)
 
     def save(self, directory: Path) -> Finish:
         """Write all state to an empty directory, with the model for Hugging Face in ``policy`` or ``reward``."""
@@ -107,7 +112,10 @@ class StoredTraining(SingleProcess, Training):
         together = None if self.kind == "demonstrations" else "pair_ids"
         return self._parts(batch, self.kind != "scores" and is_packed(self.policy.module), together)
 
-    def _of_responses(self, log_probs: Tensor, mask: Tensor) -> Tensor:
+    def _of_responses(self, log_probs: Tensor, part: Mapping[str, Tensor] | DataProto) -> Tensor:
+        mask = part["response_mask"]
+        if self.tail_weight != 1:
+            return tail_weighted_sums(log_probs, dense_ids(part["pair_ids"]), mask, tail_weight=self.tail_weight)
         sums = sequence_sum(log_probs, mask)
         return sums / sequence_lengths(mask).clamp(min=1) if self.means else sums
 
@@ -142,7 +150,7 @@ class StoredTraining(SingleProcess, Training):
                 data["score_margins"] = part["score_margins"][chosen]
             return self.loss(data), data["chosen_scores"], data["rejected_scores"]
         per_token = self._policy_scorer().token_scores(part, ["log_probs"])["log_probs"]
-        x = self._of_responses(per_token, part["response_mask"])
+        x = self._of_responses(per_token, part)
         ref = part.get("ref_sequence_log_probs", torch.zeros_like(x))
         data = {"chosen_log_probs": x[chosen], "rejected_log_probs": x[~chosen]}
         if reads_reference(self.loss):
