@@ -169,9 +169,9 @@ def _meant(name: str, known: list[str], kind: type[BaseModel]) -> str:
 def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
     section: Any = kind
     for name in location:
-        if isinstance(name, int):  # an index of a list
+        if name not in section.model_fields:  # an index of a list, or a key
             continue
-        annotation = section.model_fields[str(name)].annotation
+        annotation = section.model_fields[name].annotation
         parts = (annotation, *getattr(annotation, "__args__", ()))
         section = next((part for part in parts if hasattr(part, "model_fields")), None)
     return list(section.model_fields) if section else []

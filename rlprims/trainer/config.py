@@ -4,14 +4,16 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
 from rlprims import algorithms, rewards
-from rlprims.execution import OptimizerConfig
+from rlprims.algorithms import BoundFunction
+from rlprims.execution import OptimizerConfig, Sampling
 from rlprims.runs.config import EvaluationSteps, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
-from rlprims.trainer.scoring.settings import COMPUTED
+from rlprims.trainer.scoring.settings import COMPUTED, RewardConfig
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
 
@@ -27,9 +29,51 @@ class CriticConfig(Section):
     warmup_steps: int = Field(default=0, ge=0, description="number of first steps in which only the critic is trained")
 
 
+class EvaluationSampling(Section):
+    """What the sampled responses of an evaluation have instead of the run's ``sampling``."""
+
+    temperature: float | None = Field(default=None, gt=0, description="null: that of sampling, as in the next three")
+    top_k: int | None = Field(default=None, ge=0, description="number of the likeliest tokens that are kept; 0: all")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus; 1: all tokens")
+    min_p: float | None = Field(default=None, ge=0, le=1, description="least share of the largest probability; 0: all")
+
+
+class EvaluationSet(Section):
+    """A further set of questions. What it leaves out is as in ``evaluation``."""
+
+    file: Path
+    verifier: BoundFunction | None = None
+    sampling: EvaluationSampling | None = None
+    samples: int | None = Field(default=None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
+    vote: Vote | None = None
+
+
+class Questions(NamedTuple):
+    """A set of questions, and how the policy is evaluated on it."""
+
+    file: Path
+    verifiers: list[RewardConfig]
+    """One, or none if an environment scores."""
+    sampling: Sampling
+    samples: int
+    limit: int | None
+    vote: Vote | None
+
+
 class EvaluationConfig(EvaluationSteps):
     """Settings of the evaluation by responses to questions."""
 
+    verifier: BoundFunction | None = Field(
+        default=None, description="another verifier than that of the training; null: that one"
+    )
+    sampling: EvaluationSampling = EvaluationSampling()
+    sets: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], EvaluationSet] = Field(
+        default={},
+        description="further questions besides data.eval, by a name before their metrics (math/sampled/acc): "
+        "{math: {file: math.jsonl, verifier: rewards.verifiers.math}}, with a verifier, sampling, samples, limit and "
+        "vote of their own if they differ",
+    )
     samples: int = Field(default=4, ge=1, description="sampled responses per question, besides the greedy one")
     limit: int | None = Field(default=None, ge=1, description="number of questions; null: all")
     print_samples: int = Field(default=0, ge=0, description="greedy responses that are printed for each data source")
@@ -52,7 +96,8 @@ class EvaluationConfig(EvaluationSteps):
     def _best_is_named(self) -> "EvaluationConfig":
         if self.best is None and (self.stop_at is not None or self.patience is not None):
             raise ValueError("stop_at and patience need a metric: write best: sampled/acc")
-        if self.best is not None and not re.fullmatch(METRIC, self.best):
+        names = "".join(f"{re.escape(name)}/|" for name in self.sets)
+        if self.best is not None and not re.fullmatch(f"({names})({METRIC})", self.best):
             raise ValueError(f"best: no metric {self.best!r}; sampled/acc, greedy/acc and sampled/pass@2 are some")
         return self
 
@@ -98,6 +143,10 @@ class Config(SamplingSettings):
                 "trainer's: it needs execution: local, max_staleness: 0 and no replay; use 1"
             )
         check_teacher(self)
+        if self.evaluation.sets and self.data.eval is None:
+            raise ValueError("evaluation.sets are besides data.eval: write one of them there")
+        if self.data.environment is not None and any(one.verifiers for one in self.evaluations().values()):
+            raise ValueError("evaluation: an environment scores its own episodes: leave verifier out")
         used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
         if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
             raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
@@ -115,6 +164,22 @@ class Config(SamplingSettings):
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def evaluations(self) -> dict[str, Questions]:
+        """Every set of questions by its name; that of data.eval has the name \"\"."""
+        own, run = self.evaluation, self.sampling
+        sets = {"": EvaluationSet(file=self.data.eval), **own.sets} if self.data.eval is not None else {}
+        return {
+            name: Questions(
+                one.file,
+                self.verifiers(one.verifier or own.verifier)[:1],
+                run.model_copy(update=(one.sampling or own.sampling).model_dump(exclude_none=True)),
+                one.samples or own.samples,
+                one.limit or own.limit,
+                one.vote or own.vote,
+            )
+            for name, one in sets.items()
+        }
 
     def warnings(self) -> list[str]:
         """Settings that are allowed but probably not intended."""
