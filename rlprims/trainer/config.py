@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from rlprims.algorithms import BoundFunction
 from rlprims.execution import OptimizerConfig, Sampling
 from rlprims.runs.config import EvaluationSteps, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
-from rlprims.trainer.scoring.settings import COMPUTED, RewardConfig
+from rlprims.trainer.scoring.settings import COMPUTED
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
 
@@ -37,28 +37,19 @@ class EvaluationSampling(Section):
     top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus; 1: all tokens")
     min_p: float | None = Field(default=None, ge=0, le=1, description="least share of the largest probability; 0: all")
 
+    def over(self, sampling: Sampling) -> Sampling:
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
 
 class EvaluationSet(Section):
     """A further set of questions. What it leaves out is as in ``evaluation``."""
 
     file: Path
     verifier: BoundFunction | None = None
-    sampling: EvaluationSampling | None = None
-    samples: int | None = Field(default=None, ge=1)
+    sampling: EvaluationSampling = EvaluationSampling()
+    samples: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
     vote: Vote | None = None
-
-
-class Questions(NamedTuple):
-    """A set of questions, and how the policy is evaluated on it."""
-
-    file: Path
-    verifiers: list[RewardConfig]
-    """One, or none if an environment scores."""
-    sampling: Sampling
-    samples: int
-    limit: int | None
-    vote: Vote | None
 
 
 class EvaluationConfig(EvaluationSteps):
@@ -128,6 +119,7 @@ class Config(SamplingSettings):
     print_samples: int = Field(
         default=0, ge=0, description="samples that are printed for each data source in each step, with every score"
     )
+    log_samples: int = Field(default=0, ge=0, description="samples of each step in a table of log_to")
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> "Config":
@@ -145,7 +137,7 @@ class Config(SamplingSettings):
         check_teacher(self)
         if self.evaluation.sets and self.data.eval is None:
             raise ValueError("evaluation.sets are besides data.eval: write one of them there")
-        if self.data.environment is not None and any(one.verifiers for one in self.evaluations().values()):
+        if self.data.environment is not None and any(one.verifier for one in self.evaluations().values()):
             raise ValueError("evaluation: an environment scores its own episodes: leave verifier out")
         used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
         if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
@@ -165,21 +157,13 @@ class Config(SamplingSettings):
             raise ValueError("; ".join(errors))
         return self
 
-    def evaluations(self) -> dict[str, Questions]:
-        """Every set of questions by its name; that of data.eval has the name \"\"."""
-        own, run = self.evaluation, self.sampling
-        sets = {"": EvaluationSet(file=self.data.eval), **own.sets} if self.data.eval is not None else {}
-        return {
-            name: Questions(
-                one.file,
-                self.verifiers(one.verifier or own.verifier)[:1],
-                run.model_copy(update=(one.sampling or own.sampling).model_dump(exclude_none=True)),
-                one.samples or own.samples,
-                one.limit or own.limit,
-                one.vote or own.vote,
-            )
-            for name, one in sets.items()
-        }
+    def evaluations(self) -> dict[str, EvaluationSet]:
+        """Every set of questions by its name, with all its settings; that of data.eval has the name \"\"."""
+        fields = {name: field for name, field in EvaluationSet.model_fields.items() if name != "file"}
+        sets = {"": EvaluationSet(file=self.data.eval), **self.evaluation.sets} if self.data.eval is not None else {}
+        shared = {name: getattr(self.evaluation, name) for name in fields}
+        unset = {name: [k for k in fields if getattr(one, k) == fields[k].default] for name, one in sets.items()}
+        return {name: one.model_copy(update={k: shared[k] for k in unset[name]}) for name, one in sets.items()}
 
     def warnings(self) -> list[str]:
         """Settings that are allowed but probably not intended."""

@@ -60,7 +60,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
         )
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
-    evaluation = {name: _load(one.file, one.verifiers, *how) for name, one in asked.items()}
+    evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
     backend = _backend(config, path, tokenizer, console)
     execution = backend
     if config.replay is not None:
@@ -75,7 +75,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any
     run: RunNeeds = {
         "algorithm": config.algorithm,
         "temperature": config.sampling.temperature,
-        "sampling": (config.sampling, *(one.sampling for one in config.evaluations().values())),
+        "sampling": (config.sampling, *(one.sampling.over(config.sampling) for one in config.evaluations().values())),
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
         "critic_updates": config.steps * upc,
@@ -110,7 +110,7 @@ def _load(
 def evaluate_parts(
     config: Config, parts: Parts, console: Console, *, begins: Callable[[str], None] = lambda what: None
 ) -> dict[str, float]:
-    """The metrics of every set of questions; prints as many of its responses as the config says."""
+    """The metrics of each set of questions; prints as many of its responses as the config says."""
     if not parts.evaluation:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
     metrics: dict[str, float] = {}
@@ -119,8 +119,8 @@ def evaluate_parts(
         found = evaluate(
             sources_of(config, parts.execution, parts.tokenizer, examples, seed=config.seed + SEED_OFFSET),
             examples,
-            score=lambda rows: verify(asked.verifiers[0], rows, config.scoring),  # noqa: B023 - called in this round
-            sampling=asked.sampling,
+            score=lambda rows: verify(config.verifiers(asked.verifier)[0], rows, config.scoring),  # noqa: B023 - in the loop
+            sampling=asked.sampling.over(config.sampling),
             samples=asked.samples,
             show=partial(print_samples, console, f"evaluation {name}".rstrip(), count=config.evaluation.print_samples),
             begins=begins,
@@ -174,6 +174,12 @@ class _RlRun(Run):
     def record(self, step: StepResult) -> None:
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]
         print_samples(self.console, f"step {step.number}", sampled, self.config.print_samples)
+        rows = step.batch[: self.config.log_samples]
+        table = {name: rows[name].tolist() for name in ("prompt", "response", "scores")} if len(rows) else {}
+        for logger in self.loggers if table else ():
+            if (log_table := getattr(logger, "log_table", None)) is not None:
+                advantages = (rows["advantages"].sum(-1) / rows["response_mask"].sum(-1)).tolist()
+                log_table({**table, "advantage": advantages}, step.number)
         if self.config.record_rollouts and step.number % self.config.record_rollouts_every == 0:
             write = partial(self.run_directory.write_rollouts, compress=self.config.compress_rollouts)
             copy = step.copy()  # the next step may add columns to the rows
@@ -189,13 +195,11 @@ class _RlRun(Run):
         if self.best.record(step, metrics):
             self.save()
         for name in self.parts.evaluation:
-            sampled, greedy, length, unscored = (
-                metrics[f"{name}/{metric}".lstrip("/")]
-                for metric in ("sampled/acc", "greedy/acc", "sampled/length", "sampled/unscored")
-            )
-            text = f"step {step}{name and f', {name}'}: accuracy {sampled:.3f} sampled, {greedy:.3f} greedy, "
-            text += f"length {length:.1f}"
-            text += f"; {unscored:.0%} of the responses could not be scored and count as wrong" if unscored else ""
+            of = name and f"{name}/"
+            right = ", ".join(f"{metrics[f'{of}{kind}/acc']:.3f} {kind}" for kind in ("sampled", "greedy"))
+            text = f"step {step}{name and f', {name}'}: accuracy {right}, length {metrics[f'{of}sampled/length']:.1f}"
+            if unscored := metrics[f"{of}sampled/unscored"]:
+                text += f"; {unscored:.0%} of the responses could not be scored and count as wrong"
             self.console.print(text, highlight=False, soft_wrap=True)
 
     def finish(self, seconds: float) -> None:

@@ -73,8 +73,9 @@ def test_sampling_of_an_evaluation(load, settings) -> None:
     for each in (config, type(config).model_validate(config.model_dump(mode="json"))):
         found = each.evaluations()
         assert list(found) == ["", "near", "other"]
-        assert {one.sampling.max_new_tokens for one in found.values()} == {8}
-        of = {name: (one.sampling.temperature, one.sampling.top_k, one.sampling.top_p) for name, one in found.items()}
+        sampling = {name: one.sampling.over(each.sampling) for name, one in found.items()}
+        assert {one.max_new_tokens for one in sampling.values()} == {8}
+        of = {name: (one.temperature, one.top_k, one.top_p) for name, one in sampling.items()}
         assert of == {"": (0.25, 7, 1.0), "near": (1.0, 0, 0.5), "other": (0.25, 7, 1.0)}
         assert [one.samples for one in found.values()] == [3, 3, 9]
         assert {one.vote for one in found.values()} == {"boxed"}
