@@ -62,11 +62,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationSteps = EvaluationSteps()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    log_to: tuple[str, ...] = Field(
-        default=(),
-        description="in addition to metrics.jsonl: comet_ml, mlflow, swanlab, tensorboard, trackio, wandb, or the path "
-        "of a class",
-    )
+    log_to: tuple[str, ...] = Field(default=(), description="loggers beside metrics.jsonl, by name or class")
     profile: ProfileConfig = ProfileConfig(steps=())
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
     deterministic: bool = Field(

@@ -155,12 +155,10 @@ def _check_free(path: Path) -> None:
 def environment() -> dict[str, Any]:
     """The versions and the command of the run."""
     packages = ("rlprims", "torch", "tensordict", "numpy", "pydantic", "transformers", "tokenizers", "safetensors")
-    versions = {}
+    versions = dict.fromkeys(packages, "not installed")
     for package in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None

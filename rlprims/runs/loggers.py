@@ -3,7 +3,7 @@
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -19,18 +19,18 @@ Table: TypeAlias = dict[str, list[Any]]
 class Logger(NamedTuple):
     """What a name of ``log_to`` opens. A class of your own has such methods; it need not have ``log_table``."""
 
-    log: Callable[[Mapping[str, float], int], object]
+    log: Callable[[dict[str, float], int], object]
     close: Callable[[], object]
     log_table: Callable[[Table, int], object] | None = None
 
 
 def check_loggers(config: RunConfig) -> None:
     """Check the packages and classes before anything is loaded or written."""
-    tables = {"comet_ml", "mlflow", "trackio", "wandb"}
+    tables = {"mlflow", "trackio", "wandb"}
     for name in config.log_to:
         try:
             if name in _OPENERS:
-                importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+                importlib.import_module(name)
             elif not all(hasattr(import_path(name), method) for method in ("log", "close")):
                 raise ValueError("expected a class with the methods log(metrics, step) and close()")
             elif hasattr(import_path(name), "log_table"):
@@ -49,16 +49,12 @@ def open_loggers(config: RunConfig, run: Path) -> list[Logger]:
     return [(_OPENERS.get(name) or import_path(name))(run, settings) for name in config.log_to]
 
 
-def _rows(table: Table) -> list[list[Any]]:
-    return [list(row) for row in zip(*table.values(), strict=True)]
-
-
 def _tensorboard(run: Path, settings: Settings) -> Logger:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(log_dir=str(run / "tensorboard"))
 
-    def log(metrics: Mapping[str, float], step: int) -> None:
+    def log(metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
         writer.flush()
@@ -74,23 +70,10 @@ def _session(package: str, run: Path, settings: Settings) -> Logger:
     session = module.init(project="rlprims", name=run.name, config=settings, **modes, **folder)
 
     def log_table(table: Table, step: int) -> None:
-        session.log({"samples": module.Table(columns=list(table), data=_rows(table))}, step=step)
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        session.log({"samples": module.Table(columns=list(table), data=rows)}, step)
 
-    tables = log_table if hasattr(module, "Table") else None
-    return Logger(lambda metrics, step: session.log(dict(metrics), step=step), session.finish, tables)
-
-
-def _comet_ml(run: Path, settings: Settings) -> Logger:
-    import comet_ml
-
-    online = "COMET_API_KEY" in os.environ
-    session = comet_ml.Experiment() if online else comet_ml.OfflineExperiment(offline_directory=str(run / "comet"))
-    session.log_parameters(settings)
-
-    def log_table(table: Table, step: int) -> None:
-        session.log_table(f"samples_{step:06d}.csv", _rows(table), headers=list(table))
-
-    return Logger(lambda metrics, step: session.log_metrics(dict(metrics), step=step), session.end, log_table)
+    return Logger(session.log, session.finish, log_table if hasattr(module, "Table") else None)
 
 
 def _mlflow(run: Path, settings: Settings) -> Logger:
@@ -100,13 +83,13 @@ def _mlflow(run: Path, settings: Settings) -> Logger:
     mlflow.start_run(run_name=run.name)
     mlflow.log_dict(settings, "config.json")
 
-    def log(metrics: Mapping[str, float], step: int) -> None:  # its names have no @
-        mlflow.log_metrics({re.sub(r"[^\w .:/-]", "_", name): value for name, value in metrics.items()}, step=step)
+    def log(metrics: dict[str, float], step: int) -> None:  # its names have no @
+        mlflow.log_metrics({re.sub(r"[^\w .:/-]", "_", name): value for name, value in metrics.items()}, step)
 
     return Logger(log, mlflow.end_run, lambda table, step: mlflow.log_table(table, f"samples_{step:06d}.json"))
 
 
 _OPENERS: dict[str, Callable[[Path, Settings], Logger]] = {
-    **{"comet_ml": _comet_ml, "mlflow": _mlflow, "tensorboard": _tensorboard},
+    **{"mlflow": _mlflow, "tensorboard": _tensorboard},
     **{name: partial(_session, name) for name in ("swanlab", "trackio", "wandb")},
 }

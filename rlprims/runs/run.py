@@ -215,6 +215,10 @@ def prepare_process(config: RunConfig, *data: Path | None) -> None:
 
     for path in filter(None, data):
         files_of(path)  # before a model is fetched
+    ray = getattr(config, "ray", None) if getattr(config, "execution", "local") == "ray" else None
+    has_gpu = torch.cuda.is_available() if ray is None else ray.gpus_per_worker > 0
+    if config.profile.tool != "torch" and not has_gpu:
+        raise ValueError(f"profile.tool: {config.profile.tool} is for a GPU, and the run has none: use torch")
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins

@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlprims import algorithms, rewards
-from rlprims.algorithms import BoundFunction
 from rlprims.execution import OptimizerConfig, Sampling
 from rlprims.runs.config import EvaluationSteps, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
@@ -32,10 +31,9 @@ class CriticConfig(Section):
 class EvaluationSampling(Section):
     """What the sampled responses of an evaluation have instead of the run's ``sampling``."""
 
-    temperature: float | None = Field(default=None, gt=0, description="null: that of sampling, as in the next three")
+    temperature: float | None = Field(default=None, gt=0, description="null: that of sampling, as in the next two")
     top_k: int | None = Field(default=None, ge=0, description="number of the likeliest tokens that are kept; 0: all")
     top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus; 1: all tokens")
-    min_p: float | None = Field(default=None, ge=0, le=1, description="least share of the largest probability; 0: all")
 
     def over(self, sampling: Sampling) -> Sampling:
         return sampling.model_copy(update=self.model_dump(exclude_none=True))
@@ -45,7 +43,7 @@ class EvaluationSet(Section):
     """A further set of questions. What it leaves out is as in ``evaluation``."""
 
     file: Path
-    verifier: BoundFunction | None = None
+    verifier: algorithms.BoundFunction | None = None
     sampling: EvaluationSampling = EvaluationSampling()
     samples: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
@@ -55,15 +53,12 @@ class EvaluationSet(Section):
 class EvaluationConfig(EvaluationSteps):
     """Settings of the evaluation by responses to questions."""
 
-    verifier: BoundFunction | None = Field(
-        default=None, description="another verifier than that of the training; null: that one"
-    )
+    verifier: algorithms.BoundFunction | None = Field(default=None, description="null: that of the training")
     sampling: EvaluationSampling = EvaluationSampling()
     sets: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], EvaluationSet] = Field(
         default={},
-        description="further questions besides data.eval, by a name before their metrics (math/sampled/acc): "
-        "{math: {file: math.jsonl, verifier: rewards.verifiers.math}}, with a verifier, sampling, samples, limit and "
-        "vote of their own if they differ",
+        description="further questions, by the name before their metrics: {math: {file: math.jsonl, samples: 16}}, "
+        "with a verifier, sampling, samples, limit and vote of their own if they differ",
     )
     samples: int = Field(default=4, ge=1, description="sampled responses per question, besides the greedy one")
     limit: int | None = Field(default=None, ge=1, description="number of questions; null: all")

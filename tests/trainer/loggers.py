@@ -1,7 +1,6 @@
 """Loggers of a user, named by import path in the tests' configs."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ class Lines:
     def write(self, **line: Any) -> None:
         self.file.write(json.dumps(line) + "\n")
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
+    def log(self, metrics: dict[str, float], step: int) -> None:
         self.write(metrics=dict(metrics), step=step)
 
     def close(self) -> None:
@@ -27,3 +26,23 @@ class Lines:
 class Tables(Lines):
     def log_table(self, table: dict[str, list[Any]], step: int) -> None:
         self.write(table=table, step=step)
+
+
+class Comet:
+    """That of docs/trainer.md, without a server."""
+
+    def __init__(self, run: Path, settings: dict[str, Any]) -> None:
+        import comet_ml
+
+        self.session = comet_ml.OfflineExperiment(offline_directory=str(run / "comet"))
+        self.session.log_parameters(settings)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.session.log_metrics(metrics, step=step)
+
+    def log_table(self, table: dict[str, list[Any]], step: int) -> None:
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        self.session.log_table(f"samples_{step:06d}.csv", rows, headers=list(table))
+
+    def close(self) -> None:
+        self.session.end()

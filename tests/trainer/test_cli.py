@@ -120,7 +120,10 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
         ({"scoring": {"workers": 1, "preload": [""]}}, "scoring.preload: '' is not a module name"),
         ({"log_to": "nowhere"}, "log_to: nowhere: cannot import 'nowhere' (it names no module)"),
         ({"log_to": "tests.trainer.verifiers.one_number"}, "expected a class with the methods log(metrics, step) and"),
-        ({"log_to": "tensorboard", "log_samples": 2}, "log_samples: nothing in log_to has tables: add one of comet_ml"),
+        (
+            {"log_to": "tensorboard", "log_samples": 2},
+            "log_samples: nothing in log_to has tables: add one of mlflow, trackio, wandb",
+        ),
     ],
 )
 def test_mistakes_end_with_one_message_and_no_directory(
@@ -203,7 +206,7 @@ def test_a_device_that_is_not_here(
     assert not Path(settings["run_dir"]).exists()
 
 
-@pytest.mark.parametrize("package", ["wandb", "tensorboard", "mlflow", "swanlab", "trackio", "comet_ml"])
+@pytest.mark.parametrize("package", ["wandb", "tensorboard", "mlflow", "swanlab", "trackio"])
 def test_a_logger_that_is_not_installed(
     settings: dict[str, Any],
     write_config: WriteConfig,

@@ -106,7 +106,8 @@ def test_other_packages_have_metrics_and_samples(
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     tables = {} if package == "swanlab" else {"log_samples": 2}
-    path = write_config(settings | {"steps": 2, "log_to": package, **tables})
+    name = "tests.trainer.loggers.Comet" if package == "comet_ml" else package
+    path = write_config(settings | {"steps": 2, "log_to": name, **tables})
     environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path)}
     environment |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])}
     command = [sys.executable, "-m", "rlprims", "train", str(path)]
