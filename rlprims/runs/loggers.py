@@ -6,14 +6,11 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from rlprims._extras import hint
 from rlprims.algorithms import import_path
 from rlprims.runs.config import RunConfig
-
-Settings: TypeAlias = dict[str, Any]
-Table: TypeAlias = dict[str, list[Any]]
 
 
 class Logger(NamedTuple):
@@ -21,7 +18,7 @@ class Logger(NamedTuple):
 
     log: Callable[[dict[str, float], int], object]
     close: Callable[[], object]
-    log_table: Callable[[Table, int], object] | None = None
+    log_table: Callable[[dict[str, list[Any]], int], object] | None = None
 
 
 def check_loggers(config: RunConfig) -> None:
@@ -49,7 +46,7 @@ def open_loggers(config: RunConfig, run: Path) -> list[Logger]:
     return [(_OPENERS.get(name) or import_path(name))(run, settings) for name in config.log_to]
 
 
-def _tensorboard(run: Path, settings: Settings) -> Logger:
+def _tensorboard(run: Path, settings: dict[str, Any]) -> Logger:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(log_dir=str(run / "tensorboard"))
@@ -62,21 +59,21 @@ def _tensorboard(run: Path, settings: Settings) -> Logger:
     return Logger(log, writer.close)
 
 
-def _session(package: str, run: Path, settings: Settings) -> Logger:
+def _session(package: str, run: Path, settings: dict[str, Any]) -> Logger:
     """wandb, swanlab and trackio have the same methods. The first two are offline unless the environment says more."""
     modes = {"mode": os.environ.get(f"{package.upper()}_MODE", "offline")} if package != "trackio" else {}
     folder = {"wandb": {"dir": str(run)}, "swanlab": {"log_dir": str(run / "swanlab")}}.get(package, {})
     module = importlib.import_module(package)
     session = module.init(project="rlprims", name=run.name, config=settings, **modes, **folder)
 
-    def log_table(table: Table, step: int) -> None:
+    def log_table(table: dict[str, list[Any]], step: int) -> None:
         rows = [list(row) for row in zip(*table.values(), strict=True)]
         session.log({"samples": module.Table(columns=list(table), data=rows)}, step)
 
     return Logger(session.log, session.finish, log_table if hasattr(module, "Table") else None)
 
 
-def _mlflow(run: Path, settings: Settings) -> Logger:
+def _mlflow(run: Path, settings: dict[str, Any]) -> Logger:
     import mlflow
 
     mlflow.set_experiment("rlprims")
@@ -89,7 +86,7 @@ def _mlflow(run: Path, settings: Settings) -> Logger:
     return Logger(log, mlflow.end_run, lambda table, step: mlflow.log_table(table, f"samples_{step:06d}.json"))
 
 
-_OPENERS: dict[str, Callable[[Path, Settings], Logger]] = {
+_OPENERS: dict[str, Callable[[Path, dict[str, Any]], Logger]] = {
     **{"mlflow": _mlflow, "tensorboard": _tensorboard},
     **{name: partial(_session, name) for name in ("swanlab", "trackio", "wandb")},
 }
