@@ -190,6 +190,8 @@ def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
 
 def _meant(name: str, known: list[str], kind: type[BaseModel]) -> str:
     """The setting that is meant: one of the same section, or of the same name in another."""
+    if name in ("strategy", "actor_rollout_ref", "megatron"):
+        return "of verl: docs/migration.md has its names, docs/decisions/0009-torch-shards-the-models.md has Megatron"
     elsewhere = [f"{section}.{name}" for section in kind.model_fields if name in _fields((section,), kind)]
     return f"did you mean {elsewhere[0]}?" if elsewhere and not near(name, known) else suggest(name, known)
 

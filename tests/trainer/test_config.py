@@ -24,6 +24,8 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
     [
         ("sampling.temprature=1", "did you mean 'temperature'?"),
         ("stepz=3", "did you mean 'steps'?"),
+        ("ray.strategy=megatron", "ray.strategy: unknown; of verl: docs/migration.md has its names, docs"),
+        ("actor_rollout_ref.actor.strategy=megatron", "docs/decisions/0009-torch-shards-the-models.md has Megatron"),
         ("steps=-3", "greater than or equal to 1, not -3"),
         ("steps=many", "not 'many'"),
         ("algorithm.policy_loss.cliphigh=0.3", "did you mean 'clip_high'?"),
