@@ -104,7 +104,7 @@ def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> 
     values = read_yaml(path)
     for override in overrides:
         _set(values, override)
-    values = _resolved(values, values, str(path), "")
+    values = resolved(values, values, str(path), "")
     folders = [values["modules"]] if isinstance(values["modules"], str) else values["modules"]
     sys.path += [folder for folder in folders if folder not in sys.path]
     setting, command = getattr(kind, "of_another_command", ("", ""))
@@ -139,19 +139,19 @@ def read_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     return {**merge(extended, values), **whole}
 
 
-def _resolved(value: Any, settings: Mapping[str, Any], file: str, place: str) -> Any:
+def resolved(value: Any, settings: Mapping[str, Any], file: str, place: str) -> Any:
     """``value`` with what its references name."""
     if isinstance(value, dict):
-        return {key: _resolved(each, settings, file, f"{place}.{key}".lstrip(".")) for key, each in value.items()}
+        return {key: resolved(each, settings, file, f"{place}.{key}".lstrip(".")) for key, each in value.items()}
     if not isinstance(value, str):
-        return [_resolved(each, settings, file, place) for each in value] if isinstance(value, list) else value
+        return [resolved(each, settings, file, place) for each in value] if isinstance(value, list) else value
 
     def named(found: re.Match[str]) -> Any:
         variable, default, name = found.groups()
         try:
             if variable is not None:
                 return os.environ[variable] if default is None else os.environ.get(variable, default)
-            return _resolved(reduce(getitem, name.split("."), settings), settings, file, place)
+            return resolved(reduce(getitem, name.split("."), settings), settings, file, place)
         except (KeyError, TypeError, RecursionError):
             raise ValueError(rf"{file}: {place}: {found[0]} names nothing, or itself; as a text: \{found[0]}") from None
 

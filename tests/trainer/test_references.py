@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rlprims.runs.config import _resolved
+from rlprims.runs import config as config_of_runs
 from rlprims.trainer.config import Config, load_config
 from rlprims.trainer.session import start
 
 
 def resolved(values: dict[str, Any]) -> Any:
-    return _resolved(values, values, "x.yaml", "")
+    return config_of_runs.resolved(values, values, "x.yaml", "")
 
 
 @pytest.mark.parametrize(
