@@ -170,7 +170,10 @@ def _set(values: dict[str, Any], override: str) -> None:
         short = {"preset": inner} if key == "algorithm" else {"fn": inner}
         values[key] = dict(inner) if isinstance(inner, dict) else short if isinstance(inner, str) else {}
         values = values[key]
-    values[last] = yaml.safe_load(text)
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"override {override!r}: not YAML: texts with braces or colons need quotes") from None
 
 
 def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:

@@ -47,7 +47,8 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
         pytest.param(
             (
                 "evaluation.sampling={temperature: 0.7, top_k: 20}",
-                "evaluation.sets={short: {file: '${data.eval}', limit: 2, samples: 3, sampling: {top_p: 0.5, top_k: 9}}}",
+                "evaluation.sets={short: {file: '${data.eval}', limit: 2, samples: 3}}",
+                "evaluation.sets.short.sampling={top_p: 0.5, top_k: 9}",
                 "evaluation.sets.short.verifier=tests.trainer.verifiers.one_number",
                 "steps=1",
                 *VLLM,

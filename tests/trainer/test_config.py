@@ -58,6 +58,11 @@ def test_a_missing_section_is_named(load: Callable[..., Config], settings: dict[
     assert "model: is missing: write model: ..." in message(load, settings)
 
 
+def test_an_override_that_is_not_yaml_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^override 'data.system=\{a: \$\{seed\}\}': not YAML: [^\n]*$"):
+        load(settings, "data.system={a: ${seed}}")
+
+
 def test_overrides_reach_into_short_forms(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     config = load(settings | {"algorithm": "rloo"}, "algorithm.group_size=2", "optimizer.lr=3e-4")
     assert config.algorithm.name == "rloo"
