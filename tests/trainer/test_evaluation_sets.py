@@ -127,6 +127,21 @@ def test_a_file_that_is_not_there_is_told_at_once(load, settings, console) -> No
         start(config, console)
 
 
+def test_answers_are_checked_by_the_verifier_of_their_set(load, settings, console, tmp_path: Path) -> None:
+    rows = [{"question": "1+1=", "answer": "no number"}]
+    words = {"file": str(tiny.write_jsonl(tmp_path / "words.jsonl", rows))}
+    evaluation = {"every": 9, "before_training": False}
+    for own, refused in (("rewards.verifiers.gsm8k", True), ("rewards.verifiers.exact", False)):
+        config = load(
+            settings | {"steps": 1, "evaluation": evaluation | {"sets": {"words": words | {"verifier": own}}}}
+        )
+        if refused:
+            with pytest.raises(ValueError, match=r"words.jsonl:1: the answer cannot be scored"):
+                start(config, console)
+        else:
+            assert start(config, console) == 0
+
+
 def test_best_at_k_is_the_mean_over_all_choices() -> None:
     """Scores 3, 1, 2 and 0, 0, 6: of the three pairs the best are 3, 3, 2 and 0, 6, 6."""
     tensors = {
