@@ -9,7 +9,7 @@ from rlprims import __version__
 from rlprims._near import near
 
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
-RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_to", "threads", "record_rollouts",
+RESUMABLE = ("steps", "epochs", "evaluation", "checkpoint", "log_", "threads", "record_rollouts",
               "compress_rollouts", "print_samples", "optimizer", "profile", "algorithm.filter", "model.max_",
               "ray")  # fmt: skip
 """Beginnings of settings that may change in a resume. With any other change it would be a different run."""

@@ -149,6 +149,27 @@ def test_the_navigation_has_every_page() -> None:
     }
 
 
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_every_link_to_a_page_leads_to_it(path: Path) -> None:
+    for link, anchor in re.findall(r"\]\(([^)#\s:]*)#?([^)\s:]*)\)", path.read_text()):
+        target = (path.parent / link).resolve() if link else path
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def test_the_page_of_the_articles_says_of_each_thing_where_it_is() -> None:
+    rows = re.findall(r"^\| (.*) \| (.*) \| (.*) \|$", (DOCS / "from_the_articles.md").read_text(), re.MULTILINE)
+    rows = [row for row in rows if row[0] != "in the articles"]
+    assert len({thing for thing, _, _ in rows}) == len(rows) >= 56
+    assert {state for _, state, _ in rows} == {"works", "partly", "left out"}
+    assert all(re.search(r"\]\(", where) for _, state, where in rows if state == "works")
+
+
 def test_the_site_needs_no_other_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])
     settings = runpy.run_path(str(DOCS / "conf.py"))

@@ -84,7 +84,7 @@ def of_run(path: Path, overrides: Sequence[str] = ()) -> Rows:
         return Rows(fit.data.train, fit.data.model_copy(update={"on_bad_row": "skip"}), use, fit.model.path)
     run = load_as(Config, path, overrides)
     data = run.data.model_copy(update={"on_bad_row": "skip"})
-    return Rows(data.train, data, "prompts", run.model.path, answer_check(run))
+    return Rows(data.train, data, "prompts", run.model.path, answer_check(run.verifiers()))
 
 
 def of_file(path: Path, use: Use | None, layout: str | None, template: str, model: str | None) -> Rows:

@@ -188,8 +188,12 @@ bfloat16 differ by 0.05 on a sentence, two swapped layers by 0.29."""
 
 
 class ProfileConfig(_Config):
-    """The steps that torch's profiler records, in every process."""
+    """The steps that are profiled, in every process."""
 
+    tool: Literal["torch", "nsys", "memory"] = Field(
+        default="torch",
+        description="torch: operators; on GPUs also nsys: NVTX ranges, and memory: a snapshot of allocations",
+    )
     steps: tuple[int, ...] = Field(default=(2, 3), description="steps; none without a setting of profile")
     shapes: bool = Field(default=False, description="record the operators' input shapes")
     memory: bool = Field(default=False, description="record allocations")

@@ -1,17 +1,18 @@
 """What the processes of an execution report: the work since the last report, the memory, and profiles by torch."""
 
 import os
+import pickle
 import re
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -96,40 +97,56 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes
 
 
-class Profile(NamedTuple):
-    trace: bytes
-    """Chrome's format, compressed by gzip: for ui.perfetto.dev or chrome://tracing."""
-    table: str
-    """Operators by their own time."""
+Profile: TypeAlias = dict[str, bytes]
+"""Files by their endings: ``.json.gz`` in Chrome's format, for ui.perfetto.dev, and ``.txt``; or ``.pickle``."""
+
+
+@contextmanager
+def _profiled(config: ProfileConfig, files: Profile) -> Iterator[None]:
+    """Profile the block, and add the files."""
+    if config.tool == "nsys":
+        with torch.cuda.profiler.profile(), torch.autograd.profiler.emit_nvtx(record_shapes=config.shapes):  # type: ignore[no-untyped-call]
+            yield
+        return
+    if config.tool == "memory":
+        torch.cuda.memory._record_memory_history()
+        yield
+        files[".pickle"] = pickle.dumps(torch.cuda.memory._snapshot())
+        torch.cuda.memory._record_memory_history(None)
+        return
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints messages to the terminal
+    try:  # a prefetched batch is sampled in another thread
+        threads: Any = torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
+    except TypeError:  # an older torch records only the thread that started it
+        threads = None
+    options: Any = {"record_shapes": config.shapes, "profile_memory": config.memory, "with_stack": config.stacks}
+    with torch.profiler.profile(**options, experimental_config=threads) as running:
+        yield
+    order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    files[".txt"] = running.key_averages().table(order, row_limit=50, max_name_column_width=60).encode()
+    with tempfile.NamedTemporaryFile(suffix=".json.gz") as file:
+        running.export_chrome_trace(file.name)
+        files[".json.gz"] = Path(file.name).read_bytes()
 
 
 class Profiler:
     """Profiles this process from :meth:`start` to :meth:`stop`."""
 
-    _running: Any = None
+    _running: AbstractContextManager[None] | None = None
 
     def start(self, config: ProfileConfig) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints messages to the terminal
-        try:  # a prefetched batch is sampled in another thread
-            threads: Any = torch.profiler._ExperimentalConfig(profile_all_threads=True)  # type: ignore[attr-defined]
-        except TypeError:  # an older torch records only the thread that started it
-            threads = None
-        options: Any = {"record_shapes": config.shapes, "profile_memory": config.memory, "with_stack": config.stacks}
-        self._running = torch.profiler.profile(**options, experimental_config=threads)
-        self._running.start()
+        if config.tool == "torch" or torch.cuda.is_available():  # the trainer's process may have no GPU
+            self._files: Profile = {}
+            self._running = _profiled(config, self._files)
+            self._running.__enter__()
 
     def stop(self) -> Profile | None:
         """The profile; None if it was not started."""
         if self._running is None:
             return None
         running, self._running = self._running, None
-        running.stop()
-        order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table: str = running.key_averages().table(sort_by=order, row_limit=50, max_name_column_width=60)
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "trace.json.gz"
-            running.export_chrome_trace(str(path))
-            return Profile(path.read_bytes(), table)
+        running.__exit__(None, None, None)
+        return self._files
 
 
 class Observed:

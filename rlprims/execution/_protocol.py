@@ -38,8 +38,8 @@ class RunNeeds(TypedDict):
     """The sampler's: log-probs and entropies are those of the distribution that it samples from."""
     updates: int
     """The optimizer steps of the policy in the whole run, for the schedule of its learning rate."""
-    sampling: NotRequired[Sampling]
-    """That of responses to train on, to be checked before workers start."""
+    sampling: NotRequired[tuple[Sampling, ...]]
+    """That of responses to train on, and of evaluations, to be checked before workers start."""
     critic_optimizer: NotRequired[OptimizerConfig | None]
     """None: the policy's."""
     critic_updates: NotRequired[int | None]

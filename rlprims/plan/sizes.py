@@ -92,13 +92,14 @@ def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         rows = load_examples(data.train, data, tokenizer, max_prompt_length=2**31).rows
-        evaluated = data.eval and load_examples(data.eval, data, tokenizer, max_prompt_length=2**31).rows
+        asked = config.evaluations().values()
+        evaluated = [load_examples(one.file, data, tokenizer, max_prompt_length=2**31).rows for one in asked]
     except (OSError, ValueError) as error:
         what = str(error).splitlines()[0]
         raise ValueError(f"{what}; without the data give the length of prompts, such as --prompt-tokens 512") from None
     lengths = [len(row.prompt_ids) for row in rows]
-    questions = len(evaluated[: config.evaluation.limit]) if evaluated else 0
-    return Prompts(round(sum(lengths) / len(lengths)), max(lengths), questions * config.evaluation.samples)
+    responses = (len(rows[: one.limit]) * one.samples for rows, one in zip(evaluated, asked, strict=True))
+    return Prompts(round(sum(lengths) / len(lengths)), max(lengths), max(responses, default=0))
 
 
 def rows_sampled(config: Config) -> int:

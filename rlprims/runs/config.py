@@ -1,7 +1,12 @@
 """The settings that all kinds of runs share, and their files: YAML, dotted overrides, errors that name the fix."""
 
+import json
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -19,6 +24,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+_REFERENCE = re.compile(r"(?<!\\)\$\{(?:oc\.env:(\w+)(?:,([^{}]*))?|([^{}]*))\}")
 Settings = TypeVar("Settings", bound=Section)
 
 
@@ -62,7 +68,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationSteps = EvaluationSteps()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="in addition to metrics.jsonl")
+    log_to: tuple[str, ...] = Field(default=(), description="loggers beside metrics.jsonl, by name or class")
     profile: ProfileConfig = ProfileConfig(steps=())
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
     deterministic: bool = Field(
@@ -83,7 +89,8 @@ class RunConfig(Section):
         return (value,) if isinstance(value, str) else value or ()
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        text = json.dumps(self.model_dump(mode="json")).replace("${", r"\\${")  # no references when it is read again
+        return yaml.safe_dump(json.loads(text), sort_keys=False)
 
 
 def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -92,10 +99,12 @@ def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> 
     A file may begin with ``extends: other.yaml``, a path relative to it, and changes those settings; an ``algorithm``
     replaces the other's as a whole. It can name modules in its own folder and in those of the files that it extends,
     searched in this order after all installed packages, which no file replaces; ``modules`` stores them for a resume.
+    ``${key.subkey}``, ``${oc.env:NAME,default}`` and the text ``\\${`` mean what they mean in OmegaConf.
     """
     values = read_yaml(path)
     for override in overrides:
         _set(values, override)
+    values = resolved(values, values, str(path), "")
     folders = [values["modules"]] if isinstance(values["modules"], str) else values["modules"]
     sys.path += [folder for folder in folders if folder not in sys.path]
     setting, command = getattr(kind, "of_another_command", ("", ""))
@@ -127,8 +136,27 @@ def read_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     folders = values.pop("modules", None) or list(dict.fromkeys([own, *extended["modules"]]))
     whole = {key: values.pop(key) for key in ("algorithm", "loss") if key in values}
     whole["modules"] = [folders] if isinstance(folders, str) else folders
-    merged: dict[str, Any] = merge(extended, values)
-    return merged | whole
+    return {**merge(extended, values), **whole}
+
+
+def resolved(value: Any, settings: Mapping[str, Any], file: str, place: str) -> Any:
+    """``value`` with what its references name."""
+    if isinstance(value, dict):
+        return {key: resolved(each, settings, file, f"{place}.{key}".lstrip(".")) for key, each in value.items()}
+    if not isinstance(value, str):
+        return [resolved(each, settings, file, place) for each in value] if isinstance(value, list) else value
+
+    def named(found: re.Match[str]) -> Any:
+        variable, default, name = found.groups()
+        try:
+            if variable is not None:
+                return os.environ[variable] if default is None else os.environ.get(variable, default)
+            return resolved(reduce(getitem, name.split("."), settings), settings, file, place)
+        except (KeyError, TypeError, RecursionError):
+            raise ValueError(rf"{file}: {place}: {found[0]} names nothing, or itself; as a text: \{found[0]}") from None
+
+    whole = _REFERENCE.fullmatch(value)
+    return named(whole) if whole else _REFERENCE.sub(lambda found: str(named(found)), value).replace(r"\${", "${")
 
 
 def _set(values: dict[str, Any], override: str) -> None:
@@ -142,7 +170,10 @@ def _set(values: dict[str, Any], override: str) -> None:
         short = {"preset": inner} if key == "algorithm" else {"fn": inner}
         values[key] = dict(inner) if isinstance(inner, dict) else short if isinstance(inner, str) else {}
         values = values[key]
-    values[last] = yaml.safe_load(text)
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"override {override!r}: not YAML: texts with braces or colons need quotes") from None
 
 
 def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
@@ -162,6 +193,8 @@ def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
 
 def _meant(name: str, known: list[str], kind: type[BaseModel]) -> str:
     """The setting that is meant: one of the same section, or of the same name in another."""
+    if name in ("strategy", "actor_rollout_ref", "megatron"):
+        return "of verl: docs/migration.md has its names, docs/decisions/0009-torch-shards-the-models.md has Megatron"
     elsewhere = [f"{section}.{name}" for section in kind.model_fields if name in _fields((section,), kind)]
     return f"did you mean {elsewhere[0]}?" if elsewhere and not near(name, known) else suggest(name, known)
 
@@ -169,9 +202,9 @@ def _meant(name: str, known: list[str], kind: type[BaseModel]) -> str:
 def _fields(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
     section: Any = kind
     for name in location:
-        if isinstance(name, int):  # an index of a list
+        if name not in section.model_fields:  # an index of a list, or a key
             continue
-        annotation = section.model_fields[str(name)].annotation
+        annotation = section.model_fields[name].annotation
         parts = (annotation, *getattr(annotation, "__args__", ()))
         section = next((part for part in parts if hasattr(part, "model_fields")), None)
     return list(section.model_fields) if section else []

@@ -71,12 +71,9 @@ class RunDirectory:
 
     def record(self, config: RunConfig, step: int, overrides: Iterable[str]) -> None:
         """Use this config from this step on; ``changes.jsonl`` records the changes and the step."""
-        temporary = self.path / ".config.writing"
-        with writing(self.path / "config.yaml"):
-            temporary.write_text(config.to_yaml())
-            temporary.replace(self.path / "config.yaml")
-            with (self.path / "changes.jsonl").open("a") as file:
-                file.write(json.dumps({"after_step": step, "overrides": list(overrides)}) + "\n")
+        self._write("config.yaml", config.to_yaml())
+        with writing(self.path / "changes.jsonl"), (self.path / "changes.jsonl").open("a") as file:
+            file.write(json.dumps({"after_step": step, "overrides": list(overrides)}) + "\n")
 
     def lock(self) -> None:
         """Take the lock; it is held until this process ends."""
@@ -111,18 +108,18 @@ class RunDirectory:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue  # incomplete, because the process ended
-        temporary = path.with_suffix(".writing")
-        with writing(path):
-            temporary.write_text("".join(kept))
-            temporary.replace(path)
+        self._write(path.name, "".join(kept))
         for rollout in self.rollouts.glob("step_*.jsonl*"):
             if int(rollout.name.removeprefix("step_").partition(".")[0]) > step:
                 rollout.unlink()
 
     def write_json(self, name: str, value: Any) -> None:
+        self._write(name, json.dumps(value, indent=1))
+
+    def _write(self, name: str, text: str) -> None:
         path, temporary = self.path / name, self.path / f".{name}.writing"
         with writing(path):
-            temporary.write_text(json.dumps(value, indent=1))
+            temporary.write_text(text)
             temporary.replace(path)
 
     def write_rollouts(self, step: StepResult, tokenizer: Any, *, compress: bool = False) -> None:
@@ -155,12 +152,10 @@ def _check_free(path: Path) -> None:
 def environment() -> dict[str, Any]:
     """The versions and the command of the run."""
     packages = ("rlprims", "torch", "tensordict", "numpy", "pydantic", "transformers", "tokenizers", "safetensors")
-    versions = {}
+    versions = dict.fromkeys(packages, "not installed")
     for package in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None

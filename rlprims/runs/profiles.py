@@ -26,13 +26,12 @@ class StepProfiles:
             self.profiler.start(self.config)
 
     def end(self, trainer: Stepper, step: StepResult) -> None:
-        own = self.profiler.stop()
-        if own is None:
+        if step.number not in self.config.steps:
             return
         folder = self.directory / f"step_{step.number:06d}"
-        profiles = {"trainer": own, **self.workers.stop_profile()}
+        profiles = {"trainer": self.profiler.stop() or {}, **self.workers.stop_profile()}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, profile in profiles.items():
-                (folder / f"{name}.json.gz").write_bytes(profile.trace)
-                (folder / f"{name}.txt").write_text(profile.table)
+                for ending, content in profile.items():
+                    (folder / f"{name}{ending}").write_bytes(content)

@@ -93,6 +93,9 @@ class Run(ABC):
                 if not isinstance(error, ValueError):  # after it there is a traceback
                     error.add_note(f"continue the run: {self.resume}")
                 raise
+            finally:
+                for logger in self.loggers:
+                    logger.close()
 
     def _run(self) -> int:
         settings, trainer, begun = self.settings, self.stepper, time.monotonic()
@@ -151,8 +154,8 @@ class Run(ABC):
     def write(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         """Write metrics to all loggers."""
         self.run_directory.log(kind, step, metrics)
-        for log in self.loggers:
-            log(step, {f"{kind}/{name}": value for name, value in metrics.items()})
+        for logger in self.loggers:
+            logger.log({f"{kind}/{name}": value for name, value in metrics.items()}, step)
 
     def _evaluate_and_save(self, trainer: Stepper, step: StepResult) -> None:
         settings, is_last = self.settings, step.number == trainer.steps
@@ -212,6 +215,10 @@ def prepare_process(config: RunConfig, *data: Path | None) -> None:
 
     for path in filter(None, data):
         files_of(path)  # before a model is fetched
+    ray = getattr(config, "ray", None) if getattr(config, "execution", "local") == "ray" else None
+    has_gpu = torch.cuda.is_available() if ray is None else ray.gpus_per_worker > 0
+    if config.profile.tool != "torch" and not has_gpu:
+        raise ValueError(f"profile.tool: {config.profile.tool} is for a GPU, and the run has none: use torch")
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlprims import algorithms, rewards
-from rlprims.execution import OptimizerConfig
+from rlprims.execution import OptimizerConfig, Sampling
 from rlprims.runs.config import EvaluationSteps, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
 from rlprims.trainer.scoring.settings import COMPUTED
@@ -32,9 +32,38 @@ class CriticConfig(Section):
     )
 
 
+class EvaluationSampling(Section):
+    """What the sampled responses of an evaluation have instead of the run's ``sampling``."""
+
+    temperature: float | None = Field(default=None, gt=0, description="null: that of sampling, as in the next two")
+    top_k: int | None = Field(default=None, ge=0, description="number of the likeliest tokens that are kept; 0: all")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus; 1: all tokens")
+
+    def over(self, sampling: Sampling) -> Sampling:
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class EvaluationSet(Section):
+    """A further set of questions. What it leaves out is as in ``evaluation``."""
+
+    file: Path
+    verifier: algorithms.BoundFunction | None = None
+    sampling: EvaluationSampling = EvaluationSampling()
+    samples: int = Field(default=0, ge=0)
+    limit: int | None = Field(default=None, ge=1)
+    vote: Vote | None = None
+
+
 class EvaluationConfig(EvaluationSteps):
     """Settings of the evaluation by responses to questions."""
 
+    verifier: algorithms.BoundFunction | None = Field(default=None, description="null: that of the training")
+    sampling: EvaluationSampling = EvaluationSampling()
+    sets: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], EvaluationSet] = Field(
+        default={},
+        description="further questions, by the name before their metrics: {math: {file: math.jsonl, samples: 16}}, "
+        "with a verifier, sampling, samples, limit and vote of their own if they differ",
+    )
     samples: int = Field(default=4, ge=1, description="sampled responses per question, besides the greedy one")
     limit: int | None = Field(default=None, ge=1, description="number of questions; null: all")
     print_samples: int = Field(default=0, ge=0, description="greedy responses that are printed for each data source")
@@ -57,7 +86,8 @@ class EvaluationConfig(EvaluationSteps):
     def _best_is_named(self) -> "EvaluationConfig":
         if self.best is None and (self.stop_at is not None or self.patience is not None):
             raise ValueError("stop_at and patience need a metric: write best: sampled/acc")
-        if self.best is not None and not re.fullmatch(METRIC, self.best):
+        names = "".join(f"{re.escape(name)}/|" for name in self.sets)
+        if self.best is not None and not re.fullmatch(f"({names})({METRIC})", self.best):
             raise ValueError(f"best: no metric {self.best!r}; sampled/acc, greedy/acc and sampled/pass@2 are some")
         return self
 
@@ -88,6 +118,7 @@ class Config(SamplingSettings):
     print_samples: int = Field(
         default=0, ge=0, description="samples that are printed for each data source in each step, with every score"
     )
+    log_samples: int = Field(default=0, ge=0, description="samples of each step in a table of log_to")
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> "Config":
@@ -105,6 +136,10 @@ class Config(SamplingSettings):
         check_teacher(self)
         if self.algorithm.value_loss is None and (self.critic.freeze or self.critic.updates_per_policy_update > 1):
             raise ValueError(f"critic.freeze, updates_per_policy_update: {self.algorithm.name} trains no critic")
+        if self.evaluation.sets and self.data.eval is None:
+            raise ValueError("evaluation.sets are besides data.eval: write one of them there")
+        if self.data.environment is not None and any(one.verifier for one in self.evaluations().values()):
+            raise ValueError("evaluation: an environment scores its own episodes: leave verifier out")
         used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
         if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
             raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")
@@ -122,6 +157,14 @@ class Config(SamplingSettings):
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def evaluations(self) -> dict[str, EvaluationSet]:
+        """Every set of questions by its name, with all its settings; that of data.eval has the name \"\"."""
+        fields = {name: field for name, field in EvaluationSet.model_fields.items() if name != "file"}
+        sets = {"": EvaluationSet(file=self.data.eval), **self.evaluation.sets} if self.data.eval is not None else {}
+        shared = {name: getattr(self.evaluation, name) for name in fields}
+        unset = {name: [k for k in fields if getattr(one, k) == fields[k].default] for name, one in sets.items()}
+        return {name: one.model_copy(update={k: shared[k] for k in unset[name]}) for name, one in sets.items()}
 
     def warnings(self) -> list[str]:
         """Settings that are allowed but probably not intended."""

@@ -1,6 +1,5 @@
 """Evaluation of the policy: one greedy response and several sampled ones to each question."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, TypeAlias
@@ -8,7 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from rlprims.data_proto import DataProto
-from rlprims.diagnostics import majority_at_k
+from rlprims.diagnostics import best_at_k, majority_at_k
 from rlprims.ended import Ended
 from rlprims.execution import Sampling
 from rlprims.grouping import dense_ids
@@ -21,7 +20,7 @@ from rlprims.trainer.sources.group import Group, GroupSource, take_round
 Vote: TypeAlias = Literal["boxed", "number", "tag", "text"]
 
 METRIC = (
-    r"greedy/acc(_low|_high)?|sampled/(pass|(acc|(pass|maj)@\d+)(_low|_high)?)"
+    r"greedy/acc(_low|_high)?|sampled/(pass|(acc|(pass|best|maj)@\d+)(_low|_high)?)"
     r"|(greedy|sampled)/(acc/.+|unscored|length|truncated|turns|tool_calls)"
 )
 """The name of a metric of an evaluation."""
@@ -37,15 +36,16 @@ def evaluate(
     score: Callable[[DataProto], DataProto],
     sampling: Sampling,
     samples: int,
-    show: Callable[[DataProto], None] = lambda rows: None,
+    show: Callable[[list[DataProto]], None] = lambda rows: None,
     begins: Callable[[str], None] = lambda what: None,
     vote: Vote | None = None,
 ) -> dict[str, float]:
     """``greedy/acc``, ``sampled/acc`` (mean of ``samples``), ``sampled/pass`` (any of them), per data source too.
 
-    ``pass@k`` is Chen et al. 2021's unbiased estimate (arXiv:2107.03374), for k of 2, 4, 8, ... below ``samples``. With
-    ``vote`` there is ``maj@k`` too, up to k of ``samples``: see :func:`rlprims.diagnostics.majority_at_k`. Each of
-    these and ``acc`` has the normal 95 % interval of its mean over questions: ``acc_low``, ``acc_high``.
+    ``pass@k`` and ``best@k``, the largest score of k, are unbiased (:func:`rlprims.diagnostics.best_at_k`), for k of 2,
+    4, 8, ... below ``samples``. With ``vote`` there is ``maj@k`` too, up to k of ``samples``: see
+    :func:`rlprims.diagnostics.majority_at_k`. Each of these and ``acc`` has the normal 95 % interval of its mean over
+    questions: ``acc_low``, ``acc_high``.
 
     ``score`` adds a verifier's columns to rows without scores. The accuracy is its column ``acc``, or its score; the
     other rewards of the training are not in it. A response that could not be scored counts as wrong. ``show`` is called
@@ -60,7 +60,7 @@ def evaluate(
         return rows if "scores" in rows else score(rows)
 
     greedy_rows = respond_to_all(1, sampling.greedy())
-    show(greedy_rows)
+    show([greedy_rows])
     greedy = metrics_of(greedy_rows, 1)
     sampled = metrics_of(respond_to_all(samples, sampling), samples, vote)
     metrics = {f"greedy/{k}": v for k, v in greedy.items() if not k.startswith("pass")}
@@ -82,15 +82,17 @@ def metrics_of(rows: DataProto, samples: int, vote: Vote | None = None) -> dict[
         "truncated": float((rows["ended"] == Ended.LENGTH).float().mean()),
     }
     by_question = {"acc": correct.mean(1).double()}
-    by_question |= {f"pass@{k}": _pass_at(correct > 0, k) for k in _powers_of_two(below=samples)}
+    one_group = torch.zeros(samples, dtype=torch.int64)
+    for name, of_each in (("pass", (correct > 0).double()), ("best", correct)):
+        for k in _powers_of_two(below=samples):
+            by_question[f"{name}@{k}"] = torch.stack([best_at_k(x, one_group, k=k).value() for x in of_each])
     if vote is not None and samples > 1:
         answers = [answer_of(text, vote) for text in rows["response"]]
         none = torch.tensor([answer is None for answer in answers])
         questions = list(zip(dense_ids(answers).where(~none, -1).reshape(-1, samples), correct, strict=True))
-        one_group = torch.zeros(samples, dtype=torch.int64)
         for k in [*_powers_of_two(below=samples), samples]:
-            of_each = [majority_at_k(ids, scores, one_group, k=k).value() for ids, scores in questions]
-            by_question[f"maj@{k}"] = torch.stack(of_each)
+            votes = [majority_at_k(ids, scores, one_group, k=k).value() for ids, scores in questions]
+            by_question[f"maj@{k}"] = torch.stack(votes)
     for name, values in by_question.items():
         metrics |= {name: float(values.mean())} | _interval(name, values)
     metrics |= {name: float(rows[name].mean()) for name in ("turns", "tool_calls") if name in rows}
@@ -123,10 +125,3 @@ def _interval(name: str, of_each: torch.Tensor) -> dict[str, float]:
         return {}
     mean, margin = of_each.mean(), 1.96 * of_each.std() / len(of_each) ** 0.5
     return {f"{name}_low": float((mean - margin).clamp(0)), f"{name}_high": float((mean + margin).clamp(max=1))}
-
-
-def _pass_at(correct: torch.Tensor, k: int) -> torch.Tensor:
-    """For each question 1 − C(n − c, k) / C(n, k), where c of n samples are correct."""
-    n = correct.shape[1]
-    shares = [1 - math.comb(n - c, k) / math.comb(n, k) for c in correct.sum(1).tolist()]
-    return torch.tensor(shares, dtype=torch.float64)

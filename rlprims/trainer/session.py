@@ -28,6 +28,7 @@ from rlprims.trainer.evaluation import SEED_OFFSET, evaluate
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.mismatch import Bounds
 from rlprims.trainer.scoring.rewards import answer_check, verify
+from rlprims.trainer.scoring.settings import RewardConfig
 from rlprims.trainer.sources import sources_of
 from rlprims.trainer.sources.replay import Replay
 
@@ -37,7 +38,8 @@ class Parts(NamedTuple):
 
     tokenizer: Any
     training: Examples
-    evaluation: Examples | None
+    evaluation: dict[str, Examples]
+    """By the names of :meth:`Config.evaluations`."""
     execution: Models
     workers: Observable
     """The processes that run the models, also if the execution replays a recording."""
@@ -45,7 +47,8 @@ class Parts(NamedTuple):
 
 def build(config: Config, console: Console, *, weights: str | None = None) -> Parts:
     """Build the parts of a run. ``weights`` replaces ``model.path``."""
-    prepare_process(config, config.data.train, config.data.eval)
+    asked = config.evaluations()
+    prepare_process(config, config.data.train, *(one.file for one in asked.values()))
     path = weights or config.model.path
     tokenizer, ends, window = load_tokenizer(path, console, packing=config.model.packing)
     longest = window - config.sampling.max_new_tokens
@@ -55,8 +58,9 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
             f"sampling.max_new_tokens={config.sampling.max_new_tokens}: expected fewer tokens than the model's window "
             f"of {window}, so that a prompt fits into it"
         )
-    training = _load(config.data.train, config, tokenizer, limit, console)
-    evaluation = _load(config.data.eval, config, tokenizer, limit, console) if config.data.eval else None
+    how = (config, tokenizer, limit, console)
+    training = _load(config.data.train, config.verifiers(), *how)
+    evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
     backend = _backend(config, path, tokenizer, console)
     execution = backend
     if config.replay is not None:
@@ -71,7 +75,7 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any
     run: RunNeeds = {
         "algorithm": config.algorithm,
         "temperature": config.sampling.temperature,
-        "sampling": config.sampling,
+        "sampling": (config.sampling, *(one.sampling.over(config.sampling) for one in config.evaluations().values())),
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
         "critic_updates": config.steps * upc * config.critic.updates_per_policy_update,
@@ -93,8 +97,10 @@ def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any
         raise ValueError(f"execution: ray did not start: {error}") from error
 
 
-def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Console) -> Examples:
-    examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=answer_check(config))
+def _load(
+    path: Path, verifiers: list[RewardConfig], config: Config, tokenizer: Any, limit: int, console: Console
+) -> Examples:
+    examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=answer_check(verifiers))
     report(examples, path, console)
     for count, what in ((examples.filtered, "left out"), (examples.truncated, "cut")):
         if count:
@@ -105,21 +111,24 @@ def _load(path: Path, config: Config, tokenizer: Any, limit: int, console: Conso
 def evaluate_parts(
     config: Config, parts: Parts, console: Console, *, begins: Callable[[str], None] = lambda what: None
 ) -> dict[str, float]:
-    """The metrics of the evaluation split; prints as many of its responses as the config says."""
-    if parts.evaluation is None:
+    """The metrics of each set of questions; prints as many of its responses as the config says."""
+    if not parts.evaluation:
         raise ValueError("data.eval is not set: write the path of a JSON lines file")
-    examples = parts.evaluation.rows[: config.evaluation.limit]
-    seed = config.seed + SEED_OFFSET
-    return evaluate(
-        sources_of(config, parts.execution, parts.tokenizer, examples, seed=seed),
-        examples,
-        score=lambda rows: verify(config.evaluation_verifier, rows, config.scoring),
-        sampling=config.sampling,
-        samples=config.evaluation.samples,
-        vote=config.evaluation.vote,
-        show=lambda rows: print_samples(console, "evaluation", [rows], config.evaluation.print_samples),
-        begins=begins,
-    )
+    metrics: dict[str, float] = {}
+    for name, asked in config.evaluations().items():
+        examples = parts.evaluation[name].rows[: asked.limit]
+        found = evaluate(
+            sources_of(config, parts.execution, parts.tokenizer, examples, seed=config.seed + SEED_OFFSET),
+            examples,
+            score=lambda rows: verify(config.verifiers(asked.verifier)[0], rows, config.scoring),  # noqa: B023 - in the loop
+            sampling=asked.sampling.over(config.sampling),
+            samples=asked.samples,
+            show=partial(print_samples, console, f"evaluation {name}".rstrip(), count=config.evaluation.print_samples),
+            begins=begins,
+            vote=asked.vote,
+        )
+        metrics |= {f"{name}/{metric}".lstrip("/"): value for metric, value in found.items()}
+    return metrics
 
 
 def start(config: Config, console: Console) -> int:
@@ -166,24 +175,33 @@ class _RlRun(Run):
     def record(self, step: StepResult) -> None:
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]
         print_samples(self.console, f"step {step.number}", sampled, self.config.print_samples)
+        rows = step.batch[: self.config.log_samples]
+        table = {name: rows[name].tolist() for name in ("prompt", "response", "scores")} if len(rows) else {}
+        for logger in self.loggers if table else ():
+            if (log_table := getattr(logger, "log_table", None)) is not None:
+                advantages = (rows["advantages"].sum(-1) / rows["response_mask"].sum(-1)).tolist()
+                log_table({**table, "advantage": advantages}, step.number)
         if self.config.record_rollouts and step.number % self.config.record_rollouts_every == 0:
             write = partial(self.run_directory.write_rollouts, compress=self.config.compress_rollouts)
             copy = step.copy()  # the next step may add columns to the rows
             self.recording.begin(lambda: write(copy, self.recording_tokenizer))
 
     def evaluate(self) -> None:
-        if self.parts.evaluation is None:
+        if not self.parts.evaluation:
             return
         metrics = evaluate_parts(self.config, self.parts, self.console)
         metrics |= worker_metrics(self.parts.workers.reports())
-        step, unscored = self.trainer.step_number, metrics["sampled/unscored"]
+        step = self.trainer.step_number
         self.write("eval", step, {**metrics, "generated_tokens_total": self.trainer.generated_tokens})
         if self.best.record(step, metrics):
             self.save()
-        text = f"step {step}: accuracy {metrics['sampled/acc']:.3f} sampled, {metrics['greedy/acc']:.3f} greedy, "
-        text += f"length {metrics['sampled/length']:.1f}"
-        text += f"; {unscored:.0%} of the responses could not be scored and count as wrong" if unscored else ""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        for name in self.parts.evaluation:
+            of = name and f"{name}/"
+            right = ", ".join(f"{metrics[f'{of}{kind}/acc']:.3f} {kind}" for kind in ("sampled", "greedy"))
+            text = f"step {step}{name and f', {name}'}: accuracy {right}, length {metrics[f'{of}sampled/length']:.1f}"
+            if unscored := metrics[f"{of}sampled/unscored"]:
+                text += f"; {unscored:.0%} of the responses could not be scored and count as wrong"
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def finish(self, seconds: float) -> None:
         run = self.run_directory

@@ -43,8 +43,8 @@ def test_a_profile_of_each_process_but_this(fresh, one_engine):
     profiles = execution.stop_profile()
     assert set(profiles) == workers
     for worker, profile in profiles.items():
-        names = {event.get("name") for event in json.loads(gzip.decompress(profile.trace))["traceEvents"]}
+        names = {event.get("name") for event in json.loads(gzip.decompress(profile[".json.gz"]))["traceEvents"]}
         verb = "TrainingWorker.update" if worker.startswith("training") else "RolloutWorker.generate"
         assert verb in names
-        assert verb in profile.table
+        assert verb in profile[".txt"].decode()
     assert execution.stop_profile() == {}

@@ -118,7 +118,12 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
         ({"verifier": "..gsm8k"}, "verifier: cannot import '..gsm8k' (it names no module)"),
         ({"verifier": ""}, "verifier: cannot import '' (it names no module)"),
         ({"scoring": {"workers": 1, "preload": [""]}}, "scoring.preload: '' is not a module name"),
-        ({"log_to": "nowhere"}, "log_to.0: Input should be 'tensorboard' or 'wandb', not 'nowhere'"),
+        ({"log_to": "nowhere"}, "log_to: nowhere: cannot import 'nowhere' (it names no module)"),
+        ({"log_to": "tests.trainer.verifiers.one_number"}, "expected a class with the methods log(metrics, step) and"),
+        (
+            {"log_to": "tensorboard", "log_samples": 2},
+            "log_samples: nothing in log_to has tables: add one of mlflow, trackio, wandb",
+        ),
     ],
 )
 def test_mistakes_end_with_one_message_and_no_directory(
@@ -201,7 +206,7 @@ def test_a_device_that_is_not_here(
     assert not Path(settings["run_dir"]).exists()
 
 
-@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("package", ["wandb", "tensorboard", "mlflow", "swanlab", "trackio"])
 def test_a_logger_that_is_not_installed(
     settings: dict[str, Any],
     write_config: WriteConfig,
@@ -215,7 +220,9 @@ def test_a_logger_that_is_not_installed(
     assert main(["train", str(write_config(settings)), f"log_to={package}"]) == 2
     error = capsys.readouterr().err
     assert f"log_to: {package}: " in error
-    assert "pip install '.[track]' in the clone of rlprims" in error
+    extra = package in ("wandb", "tensorboard")
+    assert ("pip install '.[track]' in the clone of rlprims" if extra else f"pip install {package}, or leave") in error
+    assert error.count("\n") == 1
     assert not Path(settings["run_dir"]).exists()
 
 

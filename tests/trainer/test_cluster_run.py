@@ -44,6 +44,17 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
             ("sampling.top_p=0.8", "sampling.top_k=20", "stream=true", *VLLM),
             marks=pytest.mark.release,
         ),
+        pytest.param(
+            (
+                "evaluation.sampling={temperature: 0.7, top_k: 20}",
+                "evaluation.sets={short: {file: '${data.eval}', limit: 2, samples: 3}}",
+                "evaluation.sets.short.sampling={top_p: 0.5, top_k: 9}",
+                "evaluation.sets.short.verifier=tests.trainer.verifiers.one_number",
+                "steps=1",
+                *VLLM,
+            ),
+            marks=pytest.mark.release,
+        ),
         (
             "data.environment=tests.trainer.environments.Digits",
             *(
@@ -61,6 +72,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
     ids=[
         "one ahead",
         "streamed truncated responses of vLLM",
+        "evaluations of their own in vLLM",
         "streamed episodes of several turns in vLLM, one batch ahead",
     ],
 )

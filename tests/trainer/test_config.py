@@ -24,6 +24,8 @@ def message(load: Callable[..., Config], values: dict[str, Any], *overrides: str
     [
         ("sampling.temprature=1", "did you mean 'temperature'?"),
         ("stepz=3", "did you mean 'steps'?"),
+        ("ray.strategy=megatron", "ray.strategy: unknown; of verl: docs/migration.md has its names, docs"),
+        ("actor_rollout_ref.actor.strategy=megatron", "docs/decisions/0009-torch-shards-the-models.md has Megatron"),
         ("steps=-3", "greater than or equal to 1, not -3"),
         ("steps=many", "not 'many'"),
         ("algorithm.policy_loss.cliphigh=0.3", "did you mean 'clip_high'?"),
@@ -54,6 +56,11 @@ def test_all_errors_come_at_once(load: Callable[..., Config], settings: dict[str
 def test_a_missing_section_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
     del settings["model"]
     assert "model: is missing: write model: ..." in message(load, settings)
+
+
+def test_an_override_that_is_not_yaml_is_named(load: Callable[..., Config], settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^override 'data.system=\{a: \$\{seed\}\}': not YAML: [^\n]*$"):
+        load(settings, "data.system={a: ${seed}}")
 
 
 def test_overrides_reach_into_short_forms(load: Callable[..., Config], settings: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from rlprims.execution import Work, WorkerReport
@@ -66,3 +67,27 @@ def test_a_profile_without_steps_has_two(load: Callable[..., Config], settings: 
     assert load(settings | {"profile": {}}).profile.steps == (2, 3)
     config = load(settings, "profile.shapes=true")
     assert (config.profile.steps, Config.model_validate(config.model_dump()).profile.shapes) == ((2, 3), True)
+
+
+@pytest.mark.parametrize("tool", ["nsys", "memory"])
+@pytest.mark.parametrize("execution", ["local", "ray"])
+def test_a_tool_of_gpus_needs_one(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tool: str, execution: str
+) -> None:
+    if execution == "local" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    config = load(settings, f"profile.tool={tool}", f"execution={execution}")
+    with pytest.raises(ValueError, match=f"profile.tool: {tool} is for a GPU, and the run has none: use torch"):
+        start(config, console)
+    assert not config.run_dir.exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("tool", "files"), [("nsys", set()), ("memory", {"trainer.pickle"})])
+def test_tools_of_gpus(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, tool: str, files: set[str]
+) -> None:
+    config = load(settings, "steps=2", "profile.steps=[2]", f"profile.tool={tool}", "data.eval=null")
+    assert start(config, console) == 0
+    assert {path.name for path in (config.run_dir / "profile/step_000002").iterdir()} == files

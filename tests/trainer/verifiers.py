@@ -62,6 +62,10 @@ def always_right(response: str, answer: str) -> dict[str, float]:
     return {"score": 1.0, "acc": 1.0}
 
 
+def always_wrong(response: str, answer: str) -> dict[str, float]:
+    return {"score": 0.0, "acc": 0.0}
+
+
 def raises_or_hangs(response: str, answer: str) -> float:
     if response.startswith(("a", "b")):
         raise RuntimeError("cannot read this")

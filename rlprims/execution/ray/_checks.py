@@ -41,7 +41,7 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     """Raise a ValueError if cluster and models do not fit together."""
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
-    if cluster.engine == "vllm" and (sampling := run.get("sampling")) is not None:
+    for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():
         _check_truncation(sampling, model)
     if run["algorithm"].needs_teacher:
         check_teacher_engine(cluster, model, temperature=run["temperature"])

@@ -49,7 +49,7 @@ def score(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> Dat
 def _verifier_and_reward_model(scorer: RewardScorer, config: ScoringSettings, rows: DataProto) -> DataProto:
     """The weighted sum; NaN if a source with a weight could not score the row. An absent number counts as 0."""
     if not config.score_parts:
-        return verify(config.evaluation_verifier, rows, config.scoring)
+        return verify(config.verifiers()[0], rows, config.scoring)
     verifiers = config.verifiers()
     by_reward = call_rewards(verifiers, rows, config.scoring)
     columns = as_columns(by_reward, unprefixed="verifier_scores")
@@ -125,12 +125,12 @@ def failure_causes(failure: str | None) -> list[str]:
     return [line.partition(": ")[0] for line in (failure or "").splitlines()]
 
 
-def answer_check(config: ScoringSettings) -> Callable[[Any, str, Mapping[str, Any]], None]:
+def answer_check(verifiers: Sequence[RewardConfig]) -> Callable[[Any, str, Mapping[str, Any]], None]:
     """A function of an answer, its source and its row: it raises a ValueError if a verifier could never score it."""
-    verifiers = [(r.fn, wants(r.fn.fn)) for r in config.verifiers() if r.fn is not None]
+    functions = [(r.fn, wants(r.fn.fn)) for r in verifiers if r.fn is not None]
 
     def check(answer: Any, source: str, fields: Mapping[str, Any]) -> None:
-        for verifier, wanted in verifiers:
+        for verifier, wanted in functions:
             wanted.names_in({**fields, "answer": answer, "data_source": source, "prompt": "", "question": ""})
             check_answer(verifier.fn, answer, source, dict(verifier.bound))
 

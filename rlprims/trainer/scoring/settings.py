@@ -148,17 +148,11 @@ class ScoringSettings(RunConfig):
         first = ["verifier_scores"] * (self.verifier is not None) + ["reward_model_scores"] * bool(self.model.reward)
         return [*first, *(reward.column for reward in self.rewards)]
 
-    @property
-    def evaluation_verifier(self) -> RewardConfig:
-        """The verifier, or the first of the rewards."""
-        return self.verifiers()[0]
-
-    def verifiers(self) -> list[RewardConfig]:
-        """The verifier as a reward, and the rewards of the config."""
-        if self.verifier is None:
-            return list(self.rewards)
-        first = RewardConfig(fn=self.verifier, name="verifier_scores", workers=self.scoring.workers)
-        return [first, *self.rewards]
+    def verifiers(self, evaluation: BoundFunction | None = None) -> list[RewardConfig]:
+        """The verifier, or that of an evaluation, as a reward, and the rewards of the config."""
+        own = evaluation or self.verifier
+        first = RewardConfig(fn=own, name="verifier_scores", workers=self.scoring.workers) if own else None
+        return [*([first] if first else []), *self.rewards]
 
     @property
     def score_parts(self) -> list[str]:
