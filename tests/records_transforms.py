@@ -137,6 +137,7 @@ WITHOUT_A_RULE = {
             "diagnostics.dead_groups",
             "losses.online_dpo",
             "losses.rewards_as_labels",
+            "losses.tail_weighted_sums",
         ),
     ),
 }

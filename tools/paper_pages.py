@@ -1,4 +1,4 @@
-"""The page docs/papers.md of the site: every preset and primitive that has a paper, in the words of the docstrings.
+"""The first part of docs/papers.md on the site: every preset and primitive that has a paper, in the docstrings' words.
 
 The site makes it when it is built; ``python -m tools.paper_pages``, from the root, prints it.
 """

@@ -44,7 +44,7 @@ def read(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     text = notebook(json.loads(source[0])) if path.suffix == ".ipynb" else source[0]
     if match := MADE.search(text):
-        text = getattr(importlib.import_module(match["module"]), match["function"])()
+        text = getattr(importlib.import_module(match["module"]), match["function"])() + text[match.end() :]
     text = rebased(text, path.parent, path.parent)
     if match := SHOWN.search(text):
         file = (path.parent / match["path"]).resolve()

@@ -252,7 +252,7 @@ def tail_weighted_sums(
     check_range(0, 1, tail_weight=tail_weight)
     x = upcast(log_probs)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(x.dtype)
-    shortest, _ = group_bounds(lengths, group_ids)
+    shortest, _ = group_bounds(lengths, group_ids, lengths > 0)
     left = discounted_sum(torch.ones_like(x), 1.0, response_mask, cu_seqlens)  # this token and those after it
     in_tail = left <= expand_to_tokens(lengths - shortest, response_mask, cu_seqlens)
     return sequence_sum(torch.where(in_tail, tail_weight * x, x), response_mask, cu_seqlens)

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from rlprims.advantage import draco
 from rlprims.testing import check_advantage
-from rlprims.testing._cases import make_batch
 from tests.records import Record
 
 RECORDS = [
@@ -39,9 +38,12 @@ def test_without_a_weight_the_advantage_stays(advantage: float, quality: float) 
 
 
 def test_the_sum_stays_and_so_does_the_sign_and_the_share_of_a_turn_is_that_of_its_weight() -> None:
-    batch = make_batch(0).data
-    mask, turns, q = batch["response_mask"], batch["turn_ids"], batch["process_rewards"].sigmoid()
-    a = torch.where(mask, batch["scores"][:, None], 0.0)
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(6, 9, generator=generator) < 0.7
+    turns = (torch.rand(6, 9, generator=generator) < 0.4).cumsum(-1)
+    q = torch.rand(6, 9, generator=generator, dtype=torch.float64)
+    scores = torch.tensor([1.0, -1.0, 2.0, -0.5, 0.3, -3.0], dtype=torch.float64)
+    a = torch.where(mask, scores[:, None], 0.0)
     got = draco(a, q, turns, mask)
     torch.testing.assert_close(got.sum(-1), a.sum(-1))
     assert (got * a >= 0).all()
@@ -50,7 +52,7 @@ def test_the_sum_stays_and_so_does_the_sign_and_the_share_of_a_turn_is_that_of_i
         for turn in turns[row][mask[row]].unique().tolist():
             here = mask[row] & (turns[row] == turn)
             quality = q[row][here].mean()
-            weights[turn] = quality if batch["scores"][row] >= 0 else 1 - quality
+            weights[turn] = quality if scores[row] >= 0 else 1 - quality
         for turn, weight in weights.items():
             share = got[row][mask[row] & (turns[row] == turn)].sum()
             torch.testing.assert_close(share, a[row].sum() * weight / sum(weights.values()))

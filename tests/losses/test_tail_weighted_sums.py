@@ -6,7 +6,6 @@ import torch
 from rlprims.layout import sequence_sum
 from rlprims.losses import tail_weighted_sums
 from rlprims.testing import check_loss
-from rlprims.testing._cases import make_batch
 from tests.records import Record
 
 RECORDS = [
@@ -30,11 +29,14 @@ def test_the_gradient_is_the_weight() -> None:
 
 
 def test_a_response_alone_or_a_weight_of_one_is_the_sum() -> None:
-    batch = make_batch(0).data
-    x, mask = batch["log_probs"], batch["response_mask"]
-    sums = sequence_sum(x, mask)
-    torch.testing.assert_close(tail_weighted_sums(x, batch["group_ids"], mask, tail_weight=1.0), sums)
-    torch.testing.assert_close(tail_weighted_sums(x, torch.arange(len(x)), mask, tail_weight=0.0), sums)
+    sums = sequence_sum(LOG_PROBS, MASK)
+    torch.testing.assert_close(tail_weighted_sums(LOG_PROBS, PAIR, MASK, tail_weight=1.0), sums)
+    torch.testing.assert_close(tail_weighted_sums(LOG_PROBS, torch.arange(2), MASK, tail_weight=0.0), sums)
+
+
+def test_a_response_without_a_token_is_not_the_shorter_one() -> None:
+    mask = MASK & torch.tensor([[True], [False]])
+    assert tail_weighted_sums(LOG_PROBS, PAIR, mask, tail_weight=0.0).tolist() == [-15.0, 0.0]
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1])
