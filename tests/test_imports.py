@@ -49,6 +49,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 INSIDE_TRANSFORMERS = {
+    "transformers.cache_utils",  # the layers of a cache whose tokens have places
     "transformers.core_model_loading",  # the names in a checkpoint of weights that were merged when they were loaded
     "transformers.integrations.sdpa_attention",  # attention over packed rows
     "transformers.masking_utils",  # its masks
