@@ -122,7 +122,7 @@ class RunFiles(NamedTuple):
         return (lost[0], "no support_mass, or outside_support") if lost else None
 
     def sequence_weights(self) -> Found:
-        """Weights of long responses are products, which vanish; corrections: importance_weights, mean: geometric."""
+        """Corrections vanish, mostly products over long responses; importance_weights, mean: geometric, or tis."""
         a = parse(self.config["algorithm"])
         if not a.corrections:
             return None
