@@ -140,8 +140,8 @@ def _add_doctor(commands: _Commands) -> None:
     doctor.add_argument(
         "model",
         nargs="?",
-        metavar="MODEL|CONFIG.yaml",
-        help="also check the files of the model; of a config, sample and score a few tokens with it",
+        metavar="MODEL|CONFIG.yaml|RUN",
+        help="also check the files of the model; of a config, sample a few tokens; of a run, name why it went wrong",
     )
     doctor.add_argument(
         "--gpu",

@@ -265,6 +265,14 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
             raise ValueError(f"doctor --gpu takes CONFIG.yaml or key=value, not {model}: model.path is in a config")
         return _doctor_gpu(config, [model, *options.overrides] if model else [], console)
     if not options.cluster:
+        if model is not None and (Path(model) / "config.yaml").is_file():
+            from rlprims.doctor.run import RunFiles, diagnose
+
+            if options.overrides:
+                raise ValueError(f"{model} is a run, whose files are read: leave {options.overrides[0]} out")
+            rows = list(diagnose(RunFiles.read(Path(model))))
+            console.print(make_table(("", "cause", "found", "to write"), rows, title=model, styles={"no": "red"}))
+            return 1 if any(row[0] == "no" for row in rows) else 0
         console.print(table(run_checks(model)))
         if config is None:
             return 0

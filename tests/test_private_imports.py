@@ -8,8 +8,8 @@ IMPORT = re.compile(r"from (rlprims[\w.]*) import (\([^)]*\)|[^\n;]*)")
 PRIVATE = re.compile(r"(?:^|[.\s(,])_[a-zA-Z]")
 REASONS = {
     "the difficult batches of the laws, which a primitive's own tests use, too": """
-        advantage/test_draco advantage/test_options advantage/test_regressions advantage/test_valid_rows
-        algorithms/test_loss_terms algorithms/test_mixture losses/test_tail_weighted_sums test_docs
+        advantage/test_options advantage/test_regressions advantage/test_valid_rows
+        algorithms/test_loss_terms algorithms/test_mixture test_docs
         test_finite_hyperparameters test_trajectories
     """,
     "single laws, and their effort, which check_* chooses by itself": "test_laws test_laws_slow",

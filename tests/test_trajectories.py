@@ -15,6 +15,7 @@ from rlprims.corrections import Weights
 from rlprims.grouping import dense_ids
 from rlprims.testing._cases import VOCABULARY, Batch, layout_of, make_batch
 from rlprims.trajectories import by_trajectory, join_rows
+from rlprims.types import PerSequence
 
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "clip_advantages": {"low": -1.0, "high": 1.0},
@@ -70,7 +71,10 @@ def names(package: Any, kinds: tuple[str, ...]) -> list[Any]:
         fn = getattr(package, name)
         if inspect.isclass(fn) or not callable(fn):
             continue
-        data = {p.name for p in inspect.signature(fn).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
+        signature = inspect.signature(fn)
+        if signature.return_annotation is PerSequence:
+            continue
+        data = {p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
         known = data <= {*VOCABULARY, "cu_seqlens", "totals", "valid_rows"}
         if known and {"cu_seqlens", "response_mask"} <= data and any(kind in data for kind in kinds):
             found.append(pytest.param(fn, id=f"{package.__name__.removeprefix('rlprims.')}.{name}"))

@@ -32,9 +32,9 @@ def batch_metrics(batch: DataProto, *, weights_version: int) -> dict[str, float]
     if "old_log_probs" in batch:
         metrics |= diagnostics.sampler_mismatch(batch["old_log_probs"], batch["rollout_log_probs"], mask)
         metrics |= _largest_mismatch(batch)
-    if "teacher_log_probs" in batch:  # an estimate of KL(student || teacher), before the update
-        gap = batch["rollout_log_probs"] - batch["teacher_log_probs"]
-        metrics["teacher_kl"] = diagnostics.mean_over_tokens(gap, mask)
+    for name, other in (("ref_kl", "ref_log_probs"), ("teacher_kl", "teacher_log_probs")):
+        if other in batch:  # an estimate of KL(policy || other), before the update
+            metrics[name] = diagnostics.mean_over_tokens(batch["rollout_log_probs"] - batch[other], mask)
     if "teacher_mask" in batch:
         metrics["teacher_rows"] = diagnostics.fraction(batch["teacher_mask"].any(-1))
     if "returns" in batch:

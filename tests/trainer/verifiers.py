@@ -97,3 +97,18 @@ def of_parts(responses: list[str], answers: list[Any], parts: list[Any]) -> list
 def keep_nothing(scores: Tensor, group_ids: Tensor) -> Tensor:
     """A filter that is never content."""
     return torch.zeros_like(scores, dtype=torch.bool)
+
+
+def always_wrong(response: str, answer: str) -> dict[str, float]:
+    return {"score": 0.0, "acc": 0.0}
+
+
+def of_the_question(response: str, answer: str) -> float:
+    """All responses of a group have one score, which another group does not have."""
+    return float(int(answer) % 3)
+
+
+def fails_without_a_tag(response: str, answer: str) -> float:
+    if "<answer>" not in response:
+        raise ValueError("no answer")
+    return has_a_digit(response, answer)["score"]
