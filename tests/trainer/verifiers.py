@@ -99,9 +99,6 @@ def keep_nothing(scores: Tensor, group_ids: Tensor) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool)
 
 
-def always_wrong(response: str, answer: str) -> dict[str, float]:
-    return {"score": 0.0, "acc": 0.0}
-
 
 def of_the_question(response: str, answer: str) -> float:
     """All responses of a group have one score, which another group does not have."""
