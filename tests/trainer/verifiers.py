@@ -99,7 +99,6 @@ def keep_nothing(scores: Tensor, group_ids: Tensor) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool)
 
 
-
 def of_the_question(response: str, answer: str) -> float:
     """All responses of a group have one score, which another group does not have."""
     return float(int(answer) % 3)
