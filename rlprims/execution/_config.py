@@ -1,5 +1,6 @@
 """The settings of models, optimizers, sampling and profiles. Those of a cluster are in ``_ray_config``."""
 
+import re
 from typing import Annotated, Literal
 
 import torch
@@ -83,7 +84,7 @@ class ModelConfig(_Config):
     teacher: str | dict[str, str] | None = Field(
         default=None,
         description="teacher for distillation, a model with the same vocabulary; {name: model}: several, and "
-        "data.teacher names one for each row; null: the initial model",
+        "data.teacher names one for each row; http://...: a server, such as vllm serve; null: the initial model",
     )
     teacher_follows: FollowConfig | None = Field(
         default=None,
@@ -144,8 +145,14 @@ class ModelConfig(_Config):
 
     @property
     def teachers(self) -> dict[str, str]:
-        """The teachers' models by name; a single teacher has the name \"\"."""
-        return self.teacher if isinstance(self.teacher, dict) else {"": self.teacher or self.path}
+        """The teachers' models by name; a single teacher has the name \"\". One on a server is not loaded."""
+        teachers = self.teacher if isinstance(self.teacher, dict) else {"": self.teacher or self.path}
+        return {} if self.teacher_url else teachers
+
+    @property
+    def teacher_url(self) -> str | None:
+        """The server of the teacher."""
+        return self.teacher if isinstance(self.teacher, str) and re.match("https?://", self.teacher) else None
 
     @model_validator(mode="after")
     def _some_follow(self) -> "ModelConfig":

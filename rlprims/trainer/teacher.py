@@ -14,6 +14,7 @@ from rlprims.execution._columns import left_padded
 from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.trainer.data import tokenized_prompt
 from rlprims.trainer.sources.settings import SamplingSettings
+from rlprims.trainer.teacher_server import served_log_probs
 
 TEACHER_COLUMNS = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
 """The columns that depend on a teacher."""
@@ -33,7 +34,9 @@ def teacher_columns(execution: Models, config: SamplingSettings, tokenizer: Any,
     if config.data.teacher_template is not None:
         has_prompt = _give_teacher_prompts(rows, config, tokenizer, execution)
     if "teacher_log_probs" in needs:
-        columns["teacher_log_probs"] = execution.teacher_log_probs(rows)
+        url = config.model.teacher_url
+        found = execution.teacher_log_probs(rows) if url is None else served_log_probs(url, rows, tokenizer)
+        columns["teacher_log_probs"] = found
     if "teacher_topk_log_probs" in needs:
         if support.of == "student":
             rows["topk_ids"] = execution.top_tokens(batch, support.size)
@@ -97,6 +100,11 @@ def check_teacher(config: SamplingSettings) -> None:
         got = f"model.teacher={config.model.teacher!r} and data.teacher={config.data.teacher!r}"
         need = "several models in model.teacher, and data.teacher, the field with a teacher's name, need each other"
         raise ValueError(f"{need}: got {got}")
+    if config.model.teacher_url is not None:
+        more = config.algorithm.needs & {"teacher_topk_log_probs", "teacher_hidden"} or config.model.teacher_follows
+        if more or config.execution != "local" or config.sampling.temperature != 1 or config.sampling.truncates:
+            needed = "execution: local, temperature: 1, no truncation, and teacher_log_probs alone"
+            raise ValueError(f"model.teacher on a server needs {needed}")
     if config.execution != "local" and (config.model.teacher_follows or config.model.reference_follows):
         raise ValueError("model.teacher_follows and reference_follows need execution: local")
     if config.algorithm.needs & {"hidden", "teacher_hidden"}:

@@ -15,7 +15,6 @@ class Cache:
 
     def __init__(self, model: nn.Module, choose: Choose, *, is_padded: bool, fixed: int) -> None:
         self.model, self.choose, self.is_padded, self.fixed = model, choose, is_padded, fixed
-        self.kind = model.config.get_text_config().model_type  # type: ignore[union-attr,operator]
         names = signature(model.forward).parameters  # of which transformers 5.24 has one for all types
         self.name = next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
         self.held: dict[str, Any] = {}  # the argument of the next forward pass
@@ -33,8 +32,7 @@ class Cache:
         )
         if not self.held:
             self._keep(output.get(self.name))
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return output.logits[:, -1]  # type: ignore[no-any-return]
 
     def next(self, inputs: Tensor, positions: Tensor, attention: Tensor, seeds: Tensor) -> Choice:
         """The tokens after ``inputs`` (B, 1), until the next call."""
@@ -64,11 +62,9 @@ class Cache:
 
     def _keep(self, cache: Any) -> None:
         if not isinstance(cache, DynamicCache | EncoderDecoderCache):
-            kept = "none" if cache is None else f"a {type(cache).__name__}"
-            raise ValueError(
-                f"the local sampler needs a DynamicCache of transformers, got {kept} from a {self.kind}: "
-                "set execution: ray if vLLM has this type"
-            )
+            kept, kind = "none" if cache is None else f"a {type(cache).__name__}", type(self.model).__name__
+            need = "the local sampler needs a DynamicCache of transformers"
+            raise ValueError(f"{need}, got {kept} from {kind}: set execution: ray if vLLM has this type")
         self.held = {self.name: cache}
         if self.fixed and has_decode(self.model, cache, self.fixed):
             self.decode = Decode(self.model, self.choose, self.held, self.fixed)

@@ -19,10 +19,8 @@ from rlprims.execution.hf._packed import is_packed
 Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Choice]
 """What follows logits (B, V), by seeds (B,) and the positions (B, 1) of the tokens before."""
 
-_SPARE = 1 / 4
-"""The share of slots for tokens to come, at least ``_LEAST``: more are read in vain, fewer need more graphs."""
-
-_LEAST = 128
+_SPARE, _LEAST = 1 / 4, 128
+"""The share and the least number of slots for tokens to come: more are read in vain, fewer need more graphs."""
 
 
 def has_decode(model: nn.Module, cache: Any, limit: int) -> bool:
@@ -71,8 +69,7 @@ class Decode:
 
     def __call__(self, inputs: Tensor, positions: Tensor, attention: Tensor, seeds: Tensor) -> Choice:
         """What follows ``inputs`` (B, 1), until the next call; ``attention`` (B, t) covers them too."""
-        is_new = len(inputs) != len(self.inputs) or attention.shape[1] > self.mask.shape[-1]
-        if is_new:
+        if is_new := len(inputs) != len(self.inputs) or attention.shape[1] > self.mask.shape[-1]:
             self._set(inputs, positions, attention, seeds)
         self.inputs.copy_(inputs)
         self.positions.copy_(positions)

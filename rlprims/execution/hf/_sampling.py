@@ -8,12 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from transformers import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
@@ -129,10 +124,10 @@ def sample(
     cache = Cache(model, choose, is_padded=is_padded, fixed=limit if fixed else 0)
     for t in range(sampling.max_new_tokens if rows else 0):
         if t == 0:
-            logits = cache.read(prompts, positions, attention)[source]
+            logits = cache.read(prompts, positions, attention)
             cache.select(source)
             attention, positions = attention[source], positions[source, -1:]
-            choice = choose(logits, seeds, positions)
+            choice = choose(logits[source], seeds, positions)
         else:
             attention, positions = nn.functional.pad(attention, (0, 1), value=1), positions + 1
             choice = cache.next(inputs, positions, attention, seeds[row_of])

@@ -1,0 +1,168 @@
+"""A teacher on a server: its numbers are those of the same model in the process, and other answers end the run."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlprims.execution import ExecutionError
+from rlprims.runs.steps import StepResult, train
+from rlprims.trainer.config import Config
+from rlprims.trainer.loop import Trainer
+from rlprims.trainer.session import build
+from tests import tiny
+
+OPD = {"algorithm": {"preset": "opd", "group_size": 2}, "prompts_per_generation": None}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp("teacher"), seed=1)
+
+
+class Vllm(BaseHTTPRequestHandler):
+    """The two answers of vLLM 0.32 that are read, with a model's own numbers; ``change`` spoils them."""
+
+    model: Any
+    tokenizer: Any
+    change: Callable[[dict[str, Any]], dict[str, Any]]
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ids = request["prompt"]
+        if self.path == "/tokenize":
+            answer = {"tokens": self.tokenizer(ids, add_special_tokens=request["add_special_tokens"])["input_ids"]}
+        else:
+            assert (self.path, request["max_tokens"], request["prompt_logprobs"]) == ("/v1/completions", 1, 0)
+            with torch.no_grad():
+                log_probs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            each = [{str(b): {"logprob": float(log_probs[i, b]), "rank": 1}} for i, b in enumerate(ids[1:])]
+            answer = {"choices": [{"prompt_logprobs": [None, *each]}]}
+        body = json.dumps(type(self).change(answer)).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(teacher: Path) -> Iterator[Callable[..., str]]:
+    servers = []
+
+    def start(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer) -> str:
+        parts = {"model": AutoModelForCausalLM.from_pretrained(teacher), "change": staticmethod(change)}
+        parts["tokenizer"] = AutoTokenizer.from_pretrained(teacher)
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Vllm,), parts)))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/v1"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def steps_of(config: Config, console: Console) -> list[StepResult]:
+    parts, steps = build(config, console), list[StepResult]()
+    train(Trainer(config, parts.execution, parts.tokenizer, parts.training.rows), [lambda _, step: steps.append(step)])
+    return steps
+
+
+def taught_by(settings: dict[str, Any], teacher: Any) -> dict[str, Any]:
+    return {**settings, **OPD, "model": {**settings["model"], "teacher": str(teacher)}}
+
+
+def check_same(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, url: str
+) -> None:
+    local, remote = (steps_of(load(taught_by(settings, each), "steps=2"), console) for each in (teacher, url))
+    for one, other in zip(local, remote, strict=True):
+        found, expected = (step.batch["teacher_log_probs"] for step in (other, one))
+        mask = one.batch["response_mask"]
+        assert torch.equal(other.batch["responses"], one.batch["responses"])
+        torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-4)
+        assert other.metrics["teacher_kl"] == pytest.approx(one.metrics["teacher_kl"], abs=1e-5)
+        assert not found[~mask].any()
+    assert abs(local[0].metrics["teacher_kl"]) > 1e-3
+
+
+def test_a_run_is_that_of_the_teacher_in_the_process(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, served: Callable[..., str]
+) -> None:
+    check_same(load, settings, console, teacher, served())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda answer: {"tokens": [0]} if "tokens" in answer else answer, "another vocabulary"),
+        (lambda answer: answer if "tokens" in answer else {"choices": [{}]}, "expected prompt_logprobs"),
+        (
+            lambda answer: answer if "tokens" in answer else {"choices": [{"prompt_logprobs": [None, {}]}]},
+            "expected prompt_logprobs",
+        ),
+    ],
+)
+def test_another_answer_ends_the_run(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, served: Callable[..., str],
+    change: Callable[[dict[str, Any]], dict[str, Any]], match: str,
+) -> None:  # fmt: skip
+    with pytest.raises(ExecutionError, match=rf"model\.teacher: wrong answer: .*{match}"):
+        steps_of(load(taught_by(settings, served(change)), "steps=1"), console)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "execution=ray",
+        "sampling.temperature=0.7",
+        "sampling.top_k=5",
+        "model.teacher_follows={rate: 0.1, every: 1}",
+        "algorithm={preset: sdpo, group_size: 2}",
+    ],
+)
+def test_what_a_server_cannot_do_is_refused(
+    load: Callable[..., Config], settings: dict[str, Any], override: str
+) -> None:
+    with pytest.raises(ValueError, match=r"model\.teacher on a server needs execution: local, temperature: 1"):
+        load(taught_by(settings, "http://127.0.0.1:1/v1"), override)
+
+
+@pytest.mark.ray
+def test_vllm_s_own_server(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("vllm")
+    port = 8000 + os.getpid() % 20000
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(teacher), "--port", str(port)]
+    command += ["--dtype", "float32", "--max-model-len", "64", "--enforce-eager"]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with (
+        (tmp_path / "server.log").open("w") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as server,
+    ):
+        try:
+            for _ in range(600):
+                assert server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                    break
+                except OSError:
+                    time.sleep(1)
+            check_same(load, settings, console, teacher, f"http://127.0.0.1:{port}/v1")
+        finally:
+            os.killpg(server.pid, 9)
