@@ -148,7 +148,8 @@ def test_check_refuses_top_p_without_top_k_of_a_large_vocabulary(
     from rlprims.execution.ray._checks import check
 
     tiny.config(vocab_size=vocabulary).save_pretrained(tmp_path)
-    run: Any = {"algorithm": algorithms.grpo(kl_coef=0.0), "temperature": 1.0, "updates": 1, "sampling": sampling}
+    run: Any = {"algorithm": algorithms.grpo(kl_coef=0.0), "temperature": 1.0, "updates": 1}
+    run["sampling"] = (Sampling(), sampling)  # of training, and of an evaluation
     with pytest.raises(ValueError, match=r"all 50000 tokens.*set sampling\.top_k") if is_refused else nullcontext():
         check(RayConfig(), ModelConfig(path=str(tmp_path)), run)
 
