@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
-from rlprims.execution.hf._decode import Choose, Decode, has_decode
+from rlprims.execution.hf._decode import Choose, Decode, forward, has_decode
 from rlprims.execution.hf._draw import Choice
 
 
@@ -22,14 +22,8 @@ class Cache:
 
     def read(self, inputs: Tensor, positions: Tensor, attention: Tensor) -> Tensor:
         """Logits (B, V) of the token after ``inputs`` (B, n); ``attention`` covers these and all before them."""
-        output = self.model(
-            input_ids=inputs,
-            attention_mask=attention if self.is_padded and self._is_masked() else None,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **self.held,
-        )
+        mask = attention if self.is_padded and self._is_masked() else None
+        output = forward(self.model, self.held, inputs, positions, mask)
         if not self.held:
             self._keep(output.get(self.name))
         return output.logits[:, -1]  # type: ignore[no-any-return]

@@ -33,6 +33,12 @@ def has_decode(model: nn.Module, cache: Any, limit: int) -> bool:
     return whole and is_packed(model) and getattr(model, "_can_compile_fullgraph", False)
 
 
+def forward(model: nn.Module, held: dict[str, Any], inputs: Tensor, positions: Tensor, mask: Tensor | None) -> Any:
+    """The model's output for ``inputs`` after the tokens of its cache in ``held``, with the logits of the last one."""
+    read: dict[str, Any] = {"input_ids": inputs, "position_ids": positions, "attention_mask": mask}
+    return model(**read, use_cache=True, logits_to_keep=1, **held)
+
+
 class _Slots(DynamicLayer):  # type: ignore[misc]
     """The keys and values (B, heads, S, d) of a layer. The next token is written to slot ``at``, int64 (1,)."""
 
@@ -94,14 +100,7 @@ class Decode:
 
     def _pass(self) -> Choice:
         self.mask.index_fill_(-1, self.at, True)
-        output = self.model(
-            input_ids=self.inputs,
-            attention_mask=self.mask,
-            position_ids=self.positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **self.held,
-        )
+        output = forward(self.model, self.held, self.inputs, self.positions, self.mask)
         self.at += 1
         return self.choose(output.logits[:, -1], self.seeds, self.positions)
 
