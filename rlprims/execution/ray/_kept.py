@@ -1,7 +1,6 @@
-"""The sets that tokens were drawn from, from what vLLM returns of a response: sampling masks, or log-probs."""
+"""The ids that each token could have been, from what vLLM returns of a response: sampling masks, or log-probs."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,14 @@ from torch import Tensor
 
 
 def rows_of_masks(csr: Any) -> list[Any]:
-    """The ids of each token, ascending, of a part of a response: a vLLM ``SamplingMaskLists``. One has no offsets.
-
-    In the place of its ``to_nested_list``, which makes a Python number of each id.
-    """
-    return [csr.token_ids] if csr.offsets is None else [csr.token_ids[i:j] for i, j in pairwise(csr.offsets)]
+    """``SamplingMaskLists.to_nested_list`` without a Python number for each id; without offsets it is one token's."""
+    return np.split(csr.token_ids, [] if csr.offsets is None else csr.offsets[1:-1])
 
 
 def rows_of_log_probs(flat: Any) -> list[Any]:
     """The same of a response's ``FlatLogprobs``: the drawn token, then the likeliest; those left out have -inf."""
     ids, is_left = np.array(flat.token_ids, np.int32), np.array(flat.logprobs) > -np.inf
-    places = zip(flat.start_indices, flat.end_indices, strict=True)
-    return [np.unique(ids[i:j][is_left[i:j]]) for i, j in places]
+    return [np.unique(ids[i:j][is_left[i:j]]) for i, j in zip(flat.start_indices, flat.end_indices, strict=True)]
 
 
 def sets_of(rows: Sequence[Any], size: int) -> tuple[Tensor, Tensor]:

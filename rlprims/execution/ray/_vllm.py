@@ -126,8 +126,7 @@ class VllmEngine:
         config = self.llm.llm_engine.vllm_config
         self.vocabulary = int(config.model_config.get_vocab_size())
         # V2 can return the sets. Its option would refuse greedy requests and those without top_k, so it is not set.
-        self.has_masks = bool(config.use_v2_model_runner) and config.speculative_config is None
-        self._returns_masks = False
+        self.has_masks, self._returns_masks = config.use_v2_model_runner and not config.speculative_config, False
         if self.has_masks:
             self.llm.llm_engine.engine_core.engine_core.scheduler.return_sampling_mask = True
             SamplingMaskLists.to_nested_list = rows_of_masks
@@ -174,12 +173,11 @@ class VllmEngine:
         self.llm.llm_engine.abort_request([f"{call}/{row}" for row in range(rows)])
 
     def _prepare(self, sampling: Sampling) -> None:
-        """Let the runner return sets if this or a running call truncates; a ValueError if that would be too slow."""
+        """Let the runner return sets while a call truncates; a ValueError if it cannot and log-probs are too many."""
+        running = (call.sampling for call in self._calls.values())
         if not self.has_masks:
             check_truncation(sampling, self.vocabulary)
-            return
-        wanted = any(one.truncates for one in (sampling, *(call.sampling for call in self._calls.values())))
-        if wanted != self._returns_masks:
+        elif (wanted := any(x.truncates for x in (sampling, *running))) != self._returns_masks:
             self.llm.collective_rpc("return_masks", args=(wanted,))
             self._returns_masks = wanted
 
@@ -205,11 +203,11 @@ class VllmEngine:
         )
 
     def _answer(self, call: _Call) -> DataProto:
-        sampling, limit = call.sampling, call.sampling.max_new_tokens
-        scores = [x.logprobs.logprobs[i] for x in call.responses for i in x.logprobs.start_indices]
-        tokens, mask = right_padded([response.token_ids for response in call.responses], limit, self.pad_token_id)
+        sampling, limit, pad = call.sampling, call.sampling.max_new_tokens, self.pad_token_id
+        flat = [response.logprobs for response in call.responses]
+        tokens, mask = right_padded([response.token_ids for response in call.responses], limit, pad)
         log_probs = torch.zeros(mask.shape)
-        log_probs[mask] = torch.tensor(scores)
+        log_probs[mask] = torch.tensor([x.logprobs[i] for x in flat for i in x.start_indices])
         ended = torch.tensor([_ended(response, limit) for response in call.responses], dtype=torch.int8)
         versions = torch.full(mask.shape, self.version)
         for i, response in enumerate(call.responses):
@@ -218,20 +216,16 @@ class VllmEngine:
                     versions[i, span.start : span.end] = int(span.version)
         kept: tuple[Tensor | None, Tensor | None] = None, None
         if sampling.truncates:
-            rows = [row for response in call.responses for row in self._rows(response)]
+            rows = list[Any]()
+            for x in call.responses:
+                masks = x.sampling_mask.token_ids if x.sampling_mask else []  # None if it has no token
+                rows += masks if self.has_masks else rows_of_log_probs(x.logprobs)
             kept_ids, counts = sets_of(rows, self.vocabulary)
             kept = kept_ids, torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
         responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call))
-        width, pad = call.prompt_width, self.pad_token_id
-        sampled = with_responses(call.prompts, responses, prompt_width=width, pad_token_id=pad)
+        sampled = with_responses(call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=pad)
         sampled["versions"] = versions
         return sampled
-
-    def _rows(self, response: Any) -> list[Any]:
-        """The ids that each token could have been."""
-        if not self.has_masks:
-            return rows_of_log_probs(response.logprobs)
-        return response.sampling_mask.token_ids if response.sampling_mask else []  # none without a token
 
     def _routes(self, call: _Call) -> Tensor | None:
         """The experts of each token that was read, int16 (N, L, K), row after row."""
