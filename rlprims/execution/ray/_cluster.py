@@ -21,7 +21,7 @@ WORKER_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TRITON_F32_DEFAULT": "ieee",  # otherwise vLLM's attention rounds float32 to 10 bits: 0.0027 nats on an H100
+    "TRITON_F32_DEFAULT": "ieee",  # otherwise tl.dot, and so vLLM's attention, multiplies float32 as TF32
 }
 CPU_ENVIRONMENT = {
     # On a CPU: do not compile with C++ before the first answer, use one thread, and listen on loopback only.
