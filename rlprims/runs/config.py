@@ -69,6 +69,9 @@ class RunConfig(Section):
     evaluation: EvaluationSteps = EvaluationSteps()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log_to: tuple[str, ...] = Field(default=(), description="loggers beside metrics.jsonl, by name or class")
+    metric_names: Literal["verl", "trl"] | None = Field(
+        default=None, description="whose names loggers get for metrics of the same meaning; metrics.jsonl keeps ours"
+    )
     profile: ProfileConfig = ProfileConfig(steps=())
     threads: int = Field(default=1, ge=1, description="torch's threads on the CPU")
     deterministic: bool = Field(

@@ -1,6 +1,7 @@
 """Loggers beside ``metrics.jsonl``, by name or import path. A package is imported only if ``log_to`` names it."""
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Callable
@@ -42,8 +43,16 @@ def check_loggers(config: RunConfig) -> None:
 
 def open_loggers(config: RunConfig, run: Path) -> list[Logger]:
     """A logger for each of ``log_to``."""
-    settings = config.model_dump(mode="json")
-    return [(_OPENERS.get(name) or import_path(name))(run, settings) for name in config.log_to]
+    settings, known = config.model_dump(mode="json"), Path(__file__).with_name("metric_names.json")
+    names = {None: {}, **json.loads(known.read_text(encoding="utf-8"))}[config.metric_names]
+
+    def renamed(logger: Logger) -> Logger:
+        log, table = logger.log, getattr(logger, "log_table", None)
+        return Logger(
+            lambda found, step: log({names.get(k, k): v for k, v in found.items()}, step), logger.close, table
+        )
+
+    return [renamed((_OPENERS.get(name) or import_path(name))(run, settings)) for name in config.log_to]
 
 
 def _tensorboard(run: Path, settings: dict[str, Any]) -> Logger:

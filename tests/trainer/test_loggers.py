@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import rlprims
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of
@@ -153,3 +154,28 @@ FOUND: dict[str, Callable[[Path], set[str]]] = {
     "swanlab": of_swanlab,
     "comet_ml": of_comet_ml,
 }
+
+
+NAMES = json.loads((Path(rlprims.__file__).parent / "runs" / "metric_names.json").read_text())
+
+
+@pytest.mark.parametrize("library", NAMES)
+def test_loggers_get_the_names_of_another_library(
+    library: str, load: Callable[..., Config], settings: dict[str, Any], console: Console
+) -> None:
+    config = load(settings, "steps=1", "log_to=tests.trainer.loggers.Tables", f"metric_names={library}", "log_samples=1")
+    start(config, console)
+    lines = lines_of(config)
+    [logged] = [line["metrics"] for line in lines if "train/score" in line.get("metrics", {})]
+    [kept] = [line for line in metrics_of(config.run_dir) if line["kind"] == "train"]
+    theirs = {name: ours.removeprefix("train/") for ours, name in NAMES[library].items() if ours[6:] in kept}
+    assert len(theirs) > 4
+    assert {name: logged[name] for name in theirs} == {name: kept[ours] for name, ours in theirs.items()}
+    assert any("table" in line for line in lines)
+
+
+def test_the_page_has_the_names() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text().split("## Names of verl and TRL")[1]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if "`train/" in line]
+    found = {name: {row[0]: row[1 + i] for row in rows if row[1 + i]} for i, name in enumerate(("verl", "trl"))}
+    assert found == NAMES
