@@ -54,7 +54,7 @@ def _flat(tensor: Tensor, buffers: bool) -> Any:
     """The bytes of a tensor on the CPU, its dtype and its shape. Other tensors are not changed."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return tensor
-    flat: Any = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat: Any = tensor.resolve_conj().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     if not flat.numel():
         flat = None
     elif buffers:

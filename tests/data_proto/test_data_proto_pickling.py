@@ -74,6 +74,13 @@ def test_any_tensor_round_trips():
             assert back[name].tolist() == tensor.tolist()
 
 
+def test_an_empty_array_of_numpy_round_trips():
+    """Its stride is 0."""
+    batch = DataProto.from_dict({"ids": torch.from_numpy(np.zeros(0, np.int32))})
+    for protocol in (4, 5):
+        assert pickle.loads(pickle.dumps(batch, protocol))["ids"].dtype == torch.int32  # noqa: S301
+
+
 def test_subclasses_and_devices_stay():
     batch = TensorDict({"x": torch.zeros(2)}, batch_size=[2], device="cpu")
     back = pickle.loads(pickle.dumps(Mine(batch), 5))  # noqa: S301

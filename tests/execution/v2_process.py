@@ -115,17 +115,15 @@ def save_sets(model, out):
     config = ModelConfig(path=model, device="cpu")
     engine = VllmEngine(config, tiny.tokenizer(), RayConfig(kv_cache_bytes=64 << 20), context_window=64)
     assert engine.has_masks, "vLLM took its V1 runner"
-    for number, sampling in enumerate(FILTERS.values()):  # all calls together
-        engine.begin(number, prompts(QUESTIONS), sampling, seed=5, prompt_width=12)
-    complete = {}
-    while len(complete) < len(FILTERS):
-        complete |= engine.step()
-    for number, name in enumerate(FILTERS):
-        complete[number].save(out / f"{name} masks")
-    engine.has_masks = False
-    for name, sampling in FILTERS.items():
-        engine.begin(0, prompts(QUESTIONS), sampling, seed=5, prompt_width=12)
-        ended(engine).save(out / f"{name} log-probs")
+    for way in ("masks", "log-probs"):
+        for number, sampling in enumerate(FILTERS.values()):  # all calls together
+            engine.begin(number, prompts(QUESTIONS), sampling, seed=5, prompt_width=12)
+        complete = {}
+        while len(complete) < len(FILTERS):
+            complete |= engine.step()
+        for number, name in enumerate(FILTERS):
+            complete[number].save(out / f"{name} {way}")
+        engine.has_masks = False
 
 
 def main(what, model, out, *teacher):
