@@ -163,7 +163,8 @@ NAMES = json.loads((Path(rlprims.__file__).parent / "runs" / "metric_names.json"
 def test_loggers_get_the_names_of_another_library(
     library: str, load: Callable[..., Config], settings: dict[str, Any], console: Console
 ) -> None:
-    config = load(settings, "steps=1", "log_to=tests.trainer.loggers.Tables", f"metric_names={library}", "log_samples=1")
+    ours = ("steps=1", "log_to=tests.trainer.loggers.Tables", "log_samples=1")
+    config = load(settings, *ours, f"metric_names={library}")
     start(config, console)
     lines = lines_of(config)
     [logged] = [line["metrics"] for line in lines if "train/score" in line.get("metrics", {})]
