@@ -23,7 +23,7 @@ def short() -> Iterator[Path]:
 def python(short: Path, *arguments: str, cwd: Path = ROOT) -> str:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # of another test
     own = {"RAY_TMPDIR": str(short), "HOME": str(short), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
-    own["PYTHONPATH"] = str(ROOT)
+    own |= {"PYTHONPATH": str(ROOT), "RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     ran = subprocess.run([sys.executable, *arguments], cwd=cwd, env=plain | own, text=True, capture_output=True)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     return ran.stdout
@@ -82,6 +82,7 @@ def refused(function, *args, **how):
 refused(Pool, PoolConfig())
 refused(dispatch, "somewhere")
 refused(dispatch, "first", together="group_ids")
+refused(connect, runtime_env={"py_module": ["mine"]})
 connect(cpus=3)
 rows = DataProto.from_dict({"x": torch.arange(5.0)})
 refused(Pool, None, detached="nobody")
@@ -112,6 +113,7 @@ def test_what_cannot_be_is_refused_in_a_line(short: Path) -> None:
         "ValueError a pool is on a cluster that this process has joined",
         "ValueError dispatch: expected everywhere, first, split or a function, got 'somewhere'",
         "ValueError dispatch: columns, together and share_prompts are of 'split'",
+        "ValueError ray.runtime_env.py_module: Ray has no such field",
         "ValueError the cluster has no pool 'nobody'",
         "ValueError Worker: 2 bundles for 3 workers",
         "ValueError Worker: 2 bundles for 2 workers, 3 to a part",
@@ -140,7 +142,7 @@ import ray
 from ray.cluster_utils import Cluster
 from rlprims.execution import ExecutionError, PoolConfig
 from rlprims.execution.ray import Pool, connect
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 for _ in range(2):
     cluster.add_node(num_cpus=2)
 cluster.wait_for_nodes()
@@ -211,7 +213,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlprims.execution.ray import Pool, connect
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 node = cluster.add_node(num_cpus=2)
 cluster.wait_for_nodes()
 for driver in ("first", "second"):
