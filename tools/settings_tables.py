@@ -46,6 +46,7 @@ MORE = {
     "rewards": "rewards.md",
     "scoring.workers": "rewards.md",
     "execution": "execution.md",
+    "ray.init": "execution.md#start-a-run",
     "ray.pools": "execution.md#pools-and-roles",
     "ray.colocate": "execution.md#one-device-for-rank-and-engine",
     "ray.weight_transfer": "execution_inside.md#how-weights-reach-the-engines",

@@ -10,11 +10,11 @@ from rlprims.execution._protocol import (
     BatchStream, Critic, Execution, ExecutionError, Finish, Models, Observable, RewardScorer, RunNeeds, Stream,
     Teacher, UpdateReport,
 )  # fmt: skip
-from rlprims.execution._ray_config import RayConfig
+from rlprims.execution._ray_config import PoolConfig, RayConfig
 
 __all__ = [
     "BatchStream", "Critic", "Execution", "ExecutionError", "Finish", "Kind", "LoraConfig", "ModelConfig", "Models",
-    "Observable", "OptimizerConfig", "Profile", "ProfileConfig", "Profiler", "RayConfig", "RewardScorer", "RunNeeds",
-    "Sampling", "Stream", "Teacher", "UpdateReport", "Work", "WorkerReport", "kept_columns", "kept_of", "kind_of",
-    "reads_means", "reads_reference",
+    "Observable", "OptimizerConfig", "PoolConfig", "Profile", "ProfileConfig", "Profiler", "RayConfig", "RewardScorer",
+    "RunNeeds", "Sampling", "Stream", "Teacher", "UpdateReport", "Work", "WorkerReport", "kept_columns", "kept_of",
+    "kind_of", "reads_means", "reads_reference",
 ]  # fmt: skip

@@ -9,6 +9,12 @@ from rlprims.execution._config import ModelConfig, _Config
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
+_DECIDED = {"address": "use ray.address", "runtime_env": "use ray.runtime_env", "local_mode": "use execution: local"}
+_DECIDED |= dict.fromkeys(("cpus", "say", "timeout"), "Ray has no such argument")
+_OF_OWN_CLUSTER = {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory", "include_dashboard"}
+_SET_HERE = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING")
+
+
 class PoolConfig(_Config):
     """Workers with their own placement group."""
 
@@ -41,6 +47,12 @@ class RayConfig(_Config):
         default=None,
         description="of a running cluster, or auto; null: under ray job submit the cluster of the job, otherwise one "
         "is started on this machine",
+    )
+    init: dict[str, Any] = Field(
+        default={}, description="other arguments of ray.init, such as {namespace: mine, log_to_driver: true}"
+    )
+    runtime_env: dict[str, Any] = Field(
+        default={}, description="of all workers, with Ray's fields: {env_vars: {NAME: text}, working_dir: FOLDER}"
     )
     training_workers: int = Field(default=1, ge=1, description="FSDP2 ranks that share policy, reference and critic")
     rollout_workers: int = Field(default=1, ge=1, description="engines that sample")
@@ -164,7 +176,19 @@ class RayConfig(_Config):
             raise ValueError("ray.colocate: expected as many ranks as engines or more, and no pool for the engines")
         self._check_transfer()
         self._check_teacher()
+        self._check_init()
         return self
+
+    def _check_init(self) -> None:
+        for name in self.init.keys() & (_DECIDED.keys() | (_OF_OWN_CLUSTER if self.address else ())):
+            raise ValueError(f"ray.init.{name}: {_DECIDED.get(name, 'the cluster of ray.address runs already')}")
+        for kind in ("cpus", "gpus"):
+            needed = sum(pool.workers * getattr(pool, kind) for pool in self.all_pools.values())
+            if self.init.get(f"num_{kind}", needed) < needed:
+                raise ValueError(f"ray.init.num_{kind}: expected at least {needed:g}, for the workers of all pools")
+        for name, value in self.runtime_env.get("env_vars", {}).items():
+            if name in _SET_HERE or not isinstance(value, str):
+                raise ValueError(f"ray.runtime_env.env_vars.{name}: expected a text, and no name of {_SET_HERE}")
 
     def _check_teacher(self) -> None:
         size, pool = self.teacher_tensor_parallel_size, self.roles.teacher

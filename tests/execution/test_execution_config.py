@@ -49,6 +49,14 @@ from rlprims.execution import RayConfig
             },
             "expected workers with gpus: 2, .* got 0.5",
         ),
+        ({"init": {"address": "auto"}}, "ray.init.address: use ray.address"),
+        ({"init": {"runtime_env": {}}}, "ray.init.runtime_env: use ray.runtime_env"),
+        ({"init": {"cpus": 2}}, "ray.init.cpus: Ray has no such argument"),
+        ({"address": "auto", "init": {"resources": {"a": 1}}}, "ray.init.resources: the cluster of ray.address runs"),
+        ({"training_workers": 3, "init": {"num_cpus": 3}}, "ray.init.num_cpus: expected at least 4"),
+        ({"gpus_per_worker": 0.5, "init": {"num_gpus": 0}}, "ray.init.num_gpus: expected at least 1"),
+        ({"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "4"}}}, "OMP_NUM_THREADS: expected a text, and no name of"),
+        ({"runtime_env": {"env_vars": {"NCCL_NTHREADS": 4}}}, "env_vars.NCCL_NTHREADS: expected a text"),
     ],
 )
 def test_pools_and_roles_need_each_other(settings: dict[str, Any], expected: str) -> None:

@@ -60,10 +60,11 @@ def fails_with(error: Exception) -> Callable[[], None]:
     ],
 )
 def test_a_cause_is_one_line_without_frames_colours_and_links(fails: Callable[[], None], told: str) -> None:
-    from rlprims.execution.ray._calls import Failure, first
+    from rlprims.execution.ray import dispatch
+    from rlprims.execution.ray._calls import Failure
 
     with pytest.raises(Failure) as raised:
-        first(lambda worker: fails())(None)
+        dispatch("first")(lambda worker: fails())(None)
     failure = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # as Ray sends it
     assert failure.line == told
     assert failure.is_refusal == (told[:2] in ("no", "2 ", "1 "))  # a ValueError
@@ -81,9 +82,10 @@ def test_a_long_cause_is_cut() -> None:
 
 
 def test_an_error_of_a_method_that_awaits_is_data_too() -> None:
-    from rlprims.execution.ray._calls import Failure, first
+    from rlprims.execution.ray import dispatch
+    from rlprims.execution.ray._calls import Failure
 
-    @first
+    @dispatch("first")
     async def fails(worker: None) -> None:
         raise CannotBeSent("of two\nlines")
 

@@ -3,9 +3,10 @@
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import wraps
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import ray
 from pydantic import ValidationError
@@ -41,6 +42,8 @@ class Failure(Exception):
 
     @classmethod
     def from_error(cls, error: BaseException) -> "Failure":
+        if isinstance(error, cls):
+            return error
         shown = "" if isinstance(error, OSError) else "".join(traceback.format_exception(error))
         return cls(one_line(error), shown, isinstance(error, ValueError))
 
@@ -58,56 +61,64 @@ def one_line(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
-class Dispatch(NamedTuple):
-    """Where a method of a worker group runs."""
-
-    where: Literal["everywhere", "first", "split"]
-    columns: Collection[str] | Literal["tensors", "all"] = "all"
-    by_prompt: bool = False
+To: TypeAlias = Literal["everywhere", "first", "split"] | Callable[..., Sequence[tuple[Any, ...]]]
 
 
-def everywhere(method: Method) -> Method:
-    """Call the method with the same arguments on every rank; the result is the list of the ranks' results."""
-    return _marked(method, Dispatch("everywhere"))
+@dataclass(frozen=True)
+class dispatch:  # a decorator
+    """Decorates a method of a worker: which workers of a group run it, with what, and what comes back.
 
+    Args:
+        to: ``everywhere``: every worker gets the same arguments; the result is the list of theirs. ``first``: rank 0
+            alone. ``split``: the rows of the first argument, a DataProto, are divided, balanced by the tokens of
+            ``attention_mask``; Tensors or DataProtos that come back are joined, rows in their original order. A
+            function: ``to(parts, *args)`` returns a tuple of arguments for each part. Keywords go to all as they are.
+        collect: a function of the list of the workers' results, which makes the result.
+        columns: of a split batch, those that are sent; ``tensors``: all but those of objects.
+        together: rows of a split batch with equal ids in this column, such as ``group_ids``, go to one worker.
+        share_prompts: rows with the same prompt do if that saves tokens: a packed forward pass computes it once.
 
-def first(method: Method) -> Method:
-    """Call the method on rank 0 only."""
-    return _marked(method, Dispatch("first"))
-
-
-def split(
-    columns: Collection[str] | Literal["tensors", "all"] = "all", *, by_prompt: bool = False
-) -> Callable[[Method], Method]:
-    """Split the first argument, a DataProto, by rows, balanced by tokens; a trajectory stays in one part.
-
-    Tensors or DataProtos that the ranks return are joined, with the rows in their original order; other results are a
-    list. Only ``columns`` are sent; ``tensors``: all but those of objects. With ``by_prompt`` rows with the same prompt
-    go to one rank if that saves tokens, because a packed forward pass computes a prompt once for all its rows.
+    Raises:
+        ValueError: an unknown ``to``, or an argument that it does not use.
     """
-    return lambda method: _marked(method, Dispatch("split", columns, by_prompt))
+
+    to: To
+    _: KW_ONLY
+    collect: Callable[[list[Any]], Any] | None = None
+    columns: Collection[str] | Literal["tensors", "all"] = "all"
+    together: str = "trajectory_ids"
+    share_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.to) and self.to not in ("everywhere", "first", "split"):
+            raise ValueError(f"dispatch: expected everywhere, first, split or a function, got {self.to!r}")
+        if self.to != "split" and (self.columns, self.together, self.share_prompts) != ("all", "trajectory_ids", False):
+            raise ValueError("dispatch: columns, together and share_prompts are of 'split': leave them out")
+
+    def __call__(self, method: Method) -> Method:
+        return marked(method, self)  # type: ignore[no-any-return]
 
 
-def _marked(method: Method, dispatch: Dispatch) -> Method:
-    """The method with its dispatch. Its errors become a :class:`Failure`."""
+def marked(method: Any, how: dispatch, of: Callable[[Any], Any] = lambda worker: worker) -> Any:
+    """The method with its dispatch, of the worker or of what it holds. Its errors become a :class:`Failure`."""
 
     @wraps(method)
-    def plain(*args: Any, **kwargs: Any) -> Any:
+    def plain(worker: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            return method(of(worker), *args, **kwargs)
         except Exception as error:
             raise Failure.from_error(error) from None
 
     @wraps(method)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
+    async def awaited(worker: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await method(*args, **kwargs)
+            return await method(of(worker), *args, **kwargs)
         except Exception as error:
             raise Failure.from_error(error) from None
 
     called: Any = awaited if inspect.iscoroutinefunction(method) else plain
-    called.dispatch = dispatch
-    return called  # type: ignore[no-any-return]
+    called.dispatch = how
+    return called
 
 
 def fetch(ref: Any, who: str, timeout: float) -> Any:
@@ -118,7 +129,7 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
     try:
         return ray.get(ref, timeout=min(max(1.0, timeout), 1e6))  # Ray takes no infinity
     except RayTaskError as error:  # without a Failure the arguments could not be sent, or the answer
-        cause = error.cause if isinstance(error.cause, Failure) else Failure.from_error(error.cause)
+        cause = Failure.from_error(error.cause)
         raised = (WorkerRefused if cause.is_refusal else WorkerError)(f"{who}: {cause.line}")
         if cause.traceback:
             raised.add_note(cause.traceback)

@@ -1,5 +1,6 @@
 """Start or join a Ray cluster."""
 
+import inspect
 import logging
 import os
 import re
@@ -10,10 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rlprims._event_loop import in_daemon
 from rlprims.execution import ExecutionError
+
+log = logging.getLogger(__name__)
 
 WORKER_ENVIRONMENT = {
     # For a deterministic schedule, the engine's core runs in the worker. Tensor parallelism still starts processes.
@@ -57,13 +60,16 @@ def environment_of_workers(on_cpu: bool) -> dict[str, str]:
     return {**WORKER_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu else {}), **chosen}
 
 
-def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say = lambda text: None) -> Path | None:
+def connect(
+    address: str | None = None, *, cpus: float = 1.0, timeout: float = 60.0, say: Say = lambda _: None, **init: Any
+) -> Path | None:
     """Join the cluster at ``address`` or in ``RAY_ADDRESS``, else start one here with ``cpus`` (logical) CPUs or more.
 
-    Returns the folder of a cluster that was started here.
+    Returns the folder of a cluster that was started here. ``init`` are arguments of ``ray.init``.
 
     Raises:
         ExecutionError: the address does not answer within ``timeout`` seconds, or Ray does not start.
+        ValueError: a field of ``runtime_env`` that Ray does not have.
     """
     shown = "ray.address=" if address else "RAY_ADDRESS="
     address = address or os.environ.get("RAY_ADDRESS") or None
@@ -75,16 +81,22 @@ def connect(address: str | None, *, cpus: float, timeout: float = 60.0, say: Say
     import ray
 
     if ray.is_initialized():
+        if any(init.values()):
+            log.warning("ray.init and ray.runtime_env are not used: this process has joined a cluster before")
         return None
+    known = {*inspect.signature(ray.runtime_env.RuntimeEnv).parameters, *ray.runtime_env.RuntimeEnv.known_fields}
+    if unknown := (init.get("runtime_env") or {}).keys() - known:
+        raise ValueError(f"ray.runtime_env.{min(unknown)}: Ray has no such field")
+    init = {"log_to_driver": False, "logging_level": logging.ERROR, **init}
     if address is None:
         say("ray: starting a cluster on this machine")
-        return _begin(cpus)
+        return _begin(cpus, init)
     say(f"ray: joining the cluster at {address}, for at most {timeout:g} s")
-    _join(address, shown + address, timeout)
+    _join(address, shown + address, timeout, init)
     return None
 
 
-def _begin(cpus: float) -> Path:
+def _begin(cpus: float, init: dict[str, Any]) -> Path:
     """Start a private cluster on this machine, next to any other clusters; returns its folder."""
     import ray
     from ray._private import ray_constants
@@ -99,10 +111,7 @@ def _begin(cpus: float) -> Path:
     try:
         ray.init(
             address="local",  # Ray's file may name a cluster that has ended, or the cluster of another user
-            num_cpus=max(int(cpus) + 1, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
+            **{"num_cpus": max(int(cpus) + 1, os.cpu_count() or 1), "include_dashboard": False, **init},
         )
     except Exception as error:  # on a busy machine Ray raises a plain Exception
         fix = "; set RAY_TMPDIR to a short path" if "AF_UNIX" in str(error) else ""
@@ -112,7 +121,7 @@ def _begin(cpus: float) -> Path:
     return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
-def _join(address: str, shown: str, timeout: float) -> None:
+def _join(address: str, shown: str, timeout: float, init: dict[str, Any]) -> None:
     """Join a cluster within ``timeout`` seconds. Ray itself would try a wrong address for 15 minutes."""
     import ray
 
@@ -122,7 +131,7 @@ def _join(address: str, shown: str, timeout: float) -> None:
     except (OSError, ValueError) as error:
         raise ExecutionError(f"{shown}: {_first_line(error)}; {other}") from None
     try:
-        begun = partial(ray.init, address, log_to_driver=False, logging_level=logging.ERROR)
+        begun = partial(ray.init, address, **init)
         in_daemon(begun, Future()).result(timeout)  # in a thread, so that a timeout and Ctrl-C end the wait
     except TimeoutError:
         raise ExecutionError(f"{shown}: no answer from Ray within {timeout:g} s; {other}") from None

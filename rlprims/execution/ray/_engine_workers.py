@@ -13,7 +13,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, RayConfig, Sampling, Work
 from rlprims.execution._observed import Observed, metered
 from rlprims.execution.hf._models import check_vocabularies
-from rlprims.execution.ray._calls import everywhere, first, split
+from rlprims.execution.ray._calls import dispatch
 from rlprims.execution.ray._engine import ModelEngine, importing_vllm
 from rlprims.execution.ray._head import reports_work
 from rlprims.execution.ray._wire import Sums
@@ -38,7 +38,7 @@ def _of_engine(verb: str, *, counts: bool = False) -> Any:
         return getattr(worker.engine, verb)(*args)
 
     call.__name__ = verb
-    return first(metered(call) if counts else call)
+    return dispatch("first")(metered(call) if counts else call)
 
 
 class RolloutWorker(Observed):
@@ -59,7 +59,7 @@ class RolloutWorker(Observed):
         self._admits.set()
         self._steady.set()
 
-    @first
+    @dispatch("first")
     @reports_work()
     def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
         """Load the engine. ``backend`` is the backend by which it receives whole weights."""
@@ -73,7 +73,7 @@ class RolloutWorker(Observed):
             self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
 
-    @first
+    @dispatch("first")
     @metered
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         self.engine.load(weights.items())
@@ -87,7 +87,7 @@ class RolloutWorker(Observed):
     sleep = _of_engine("sleep", counts=True)
     wake = _of_engine("wake", counts=True)
 
-    @first
+    @dispatch("first")
     async def start_update(self) -> None:
         """Prepare for new weights: no step runs until they are there, and with ``wait`` the begun calls end before."""
         self._admits.clear()
@@ -96,7 +96,7 @@ class RolloutWorker(Observed):
         self._steady.clear()
         self.engine.start_update()
 
-    @first
+    @dispatch("first")
     @metered
     def receive(self, info: dict[str, Any]) -> None:
         """Receive new weights, or a part of them. In reports ``update`` is the work of a rank."""
@@ -106,7 +106,7 @@ class RolloutWorker(Observed):
             self.engine.abandon_update()
             raise
 
-    @first
+    @dispatch("first")
     @metered
     def finish_update(self, version: int) -> Sums:
         """Use the new weights and continue sampling; returns the checksums of the received tensors."""
@@ -119,7 +119,7 @@ class RolloutWorker(Observed):
         self._admits.set()
         return received
 
-    @first
+    @dispatch("first")
     async def generate(
         self, prompts: DataProto, sampling: Sampling, seed: int, prompt_width: int | None, versions: bool
     ) -> DataProto:
@@ -160,7 +160,7 @@ class RolloutWorker(Observed):
                 self._answers.pop(number).set_result(rows)
             self.meter.add("generate", Work(time.perf_counter() - begun, tokens))
 
-    @first
+    @dispatch("first")
     def abandon(self) -> None:
         """Abort all calls. Their callers no longer wait for answers."""
         for number, answer in self._answers.items():
@@ -168,7 +168,7 @@ class RolloutWorker(Observed):
             answer.set_exception(RuntimeError("the call was abandoned"))
         self._answers.clear()
 
-    @first
+    @dispatch("first")
     def ping(self) -> None:
         """Return at once. The answer shows that the engine does not hang."""
 
@@ -180,7 +180,7 @@ class TeacherWorker(Observed):
         super().__init__()
         self.engine: VllmScorer | None = None
 
-    @everywhere
+    @dispatch("everywhere")
     @reports_work()
     def build(self, cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
         """Load the teacher, if the algorithm has one."""
@@ -193,12 +193,12 @@ class TeacherWorker(Observed):
         (path,) = model.teachers.values()
         self.engine = VllmScorer(path, model, cluster)
 
-    @split(SCORED)
+    @dispatch("split", columns=SCORED)
     @metered
     def teacher_log_probs(self, batch: DataProto) -> Tensor:
         return self._scorer(batch).log_probs(batch)
 
-    @split(SCORED | {"topk_ids"})
+    @dispatch("split", columns=SCORED | {"topk_ids"})
     @metered
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
         return self._scorer(batch).top(batch, size)

@@ -78,8 +78,8 @@ class RayExecution:
         self.roles = cluster.roles
         self.overlaps = not cluster.colocate
         cpus = sum(pool.workers * pool.cpus for pool in cluster.all_pools.values())
-        HEAD.session = connect(cluster.address, cpus=cpus, timeout=cluster.start_timeout, say=say) or HEAD.session
-
+        how: Any = {"timeout": cluster.start_timeout, "say": say, "runtime_env": cluster.runtime_env or None}
+        HEAD.session = connect(cluster.address, cpus=cpus, **cluster.init, **how) or HEAD.session
         HEAD.watch()
         begin = partial(self._start, cluster, model, optimizer, run, say)
         self._release = weakref.finalize(self, _release, start(begin, cluster.start_timeout, begun))

@@ -1,33 +1,19 @@
 """The start of an execution on a cluster: placement groups for the pools, and the workers of each."""
 
 import math
-import time
 from contextlib import ExitStack
-from typing import Any, NamedTuple
-
-import ray
-from ray.util import placement_group_table
-from ray.util.placement_group import placement_group, remove_placement_group
+from typing import Any
 
 from rlprims.algorithms import Algorithm
-from rlprims.execution import ExecutionError, ModelConfig, OptimizerConfig, RayConfig, RunNeeds
-from rlprims.execution._ray_config import PoolConfig, backend_of
+from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, RunNeeds
+from rlprims.execution._ray_config import backend_of
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray._cluster import Say, environment_of_workers
 from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
-from rlprims.execution.ray._head import HEAD, START
+from rlprims.execution.ray._pool import Pool
 from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._worker_group import Pending, Place, WorkerGroup
-
-
-class Workers(NamedTuple):
-    """The workers of an execution."""
-
-    pools: dict[str, WorkerGroup]  # the training ranks
-    teachers: WorkerGroup
-    rollouts: Rollouts
-    context_window: int  # of the policy
+from rlprims.execution.ray._worker_group import Pending, WorkerGroup
 
 
 def start_workers(
@@ -36,11 +22,10 @@ def start_workers(
     optimizer: OptimizerConfig,
     run: RunNeeds,
     held: ExitStack,
-    *,
     tokenizer: Any,
     say: Say,
-) -> Workers:
-    """Start all workers, and load their models. ``held`` stops them when it is closed."""
+) -> tuple[dict[str, WorkerGroup], WorkerGroup, Rollouts, int]:
+    """Start all workers: the ranks by pool, teachers, engines; and the policy's context window. ``held`` stops them."""
     backend = backend_of(cluster, device_of(model).type)
     places = reserve_pools(cluster, model, held)
     engines = cluster.roles.rollout
@@ -72,19 +57,19 @@ def start_workers(
         delivery = Wire(pools["main"], cluster.tensor_parallel_size, dtype, backend)
     rollouts = Rollouts(start, count, cluster, delivery, rows=model.max_rows_per_generation)
     held.callback(rollouts.stop)
-    return Workers(pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window)
+    return pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window
 
 
-def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Place]:
+def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Pool]:
     """Reserve a placement group for every pool, which ``held`` removes; returns where each pool's workers start."""
     places = {}
     on_cpu = device_of(model).type == "cpu"
     for name, pool in cluster.all_pools.items():
-        room = reserve(pool, timeout=cluster.start_timeout)
-        held.callback(remove_placement_group, room)
-        environment = environment_of_workers(on_cpu and not pool.gpus)
         share = 0.5 if cluster.colocate and name == "main" else 1.0  # a rank and an engine share a bundle
-        places[name] = Place(room, bundles_of(room, pool), pool.cpus * share, pool.gpus * share, environment)
+        places[name] = Pool(pool, share=share, timeout=cluster.start_timeout)
+        held.callback(places[name].remove)
+        variables = environment_of_workers(on_cpu and not pool.gpus)
+        places[name].environment = variables | cluster.runtime_env.get("env_vars", {})
     return places
 
 
@@ -93,7 +78,7 @@ def start_training(
     model: ModelConfig,
     optimizer: OptimizerConfig,
     run: RunNeeds,
-    places: dict[str, Place],
+    places: dict[str, Pool],
     held: ExitStack,
 ) -> tuple[dict[str, WorkerGroup], int]:
     """Start the ranks of every pool that has a model; returns them by pool, and the policy's context window."""
@@ -103,9 +88,8 @@ def start_training(
     timeout, same_rows = cluster.training_timeout, cluster.training_tensor_parallel
     for name in dict.fromkeys(roles.values()):
         count = cluster.training_workers if name == "main" else cluster.pools[name].workers
-        shown = "training" if name == "main" else name
-        place = places[name]
-        groups[name] = WorkerGroup(TrainingWorker, count, place, name=shown, timeout=timeout, same_rows=same_rows)
+        how: Any = {"name": "training" if name == "main" else name, "timeout": timeout, "same_rows": same_rows}
+        groups[name] = WorkerGroup(TrainingWorker, places[name], size=count, **how)
         groups[name].heartbeat = cluster.heartbeat_timeout
         held.callback(groups[name].stop)
     for name, group in groups.items():
@@ -117,44 +101,10 @@ def start_training(
 
 
 def start_teacher(
-    cluster: RayConfig, model: ModelConfig, algorithm: Algorithm, places: dict[str, Place], held: ExitStack
+    cluster: RayConfig, model: ModelConfig, algorithm: Algorithm, places: dict[str, Pool], held: ExitStack
 ) -> Pending[Any]:
     """Start the engines of the teacher's pool; returns the pending call that loads them."""
     name = cluster.roles.teacher
-    count, timeout = cluster.pools[name].workers, cluster.call_timeout
-    group = WorkerGroup(TeacherWorker, count, places[name], name=name, timeout=timeout)
+    group = WorkerGroup(TeacherWorker, places[name], name=name, timeout=cluster.call_timeout)
     held.callback(group.stop)
     return group.call(TeacherWorker.build, cluster, model, algorithm)
-
-
-def reserve(pool: PoolConfig, *, timeout: float) -> Any:
-    """Reserve a placement group with one bundle for each worker; an ExecutionError if the cluster has no room."""
-    bundle = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
-    group = placement_group([bundle] * pool.workers, strategy=pool.placement)
-    try:
-        while not group.wait(min(1.0, timeout)):  # it polls, because Ctrl-C cannot interrupt a wait in Ray
-            HEAD.check()
-            if time.monotonic() >= START.get().end:  # Ray raises no error for a group without room
-                raise ExecutionError(
-                    f"no room for {pool.workers} workers of {bundle} ({pool.placement}) within {timeout:g} s; the "
-                    f"cluster has {ray.cluster_resources()}, of which {ray.available_resources()} are free"
-                )
-    except BaseException:  # also after Ctrl-C: otherwise Ray could still place the group later
-        remove_placement_group(group)
-        raise
-    START.get().goes_on()
-    return group
-
-
-def bundles_of(group: Any, pool: PoolConfig) -> list[int]:
-    """Return the bundle of each rank: ranks of one node have consecutive numbers, if the placement packs.
-
-    Ray fills the nodes one after another, but does not number the bundles in this order. ``ray.shard_over`` and
-    ``ray.training_tensor_parallel`` divide the ranks by their numbers.
-    """
-    bundles = list(range(pool.workers))
-    if pool.placement != "PACK":  # STRICT_PACK has one node, and a user who spreads wants neighbours apart
-        return bundles
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    order = list(dict.fromkeys(nodes[bundle] for bundle in bundles))
-    return sorted(bundles, key=lambda bundle: order.index(nodes[bundle]))

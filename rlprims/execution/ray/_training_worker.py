@@ -18,7 +18,7 @@ from rlprims.execution.hf._adapters import parameters, trained
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._training import of_training
 from rlprims.execution.ray import _checkpoint, _fsdp
-from rlprims.execution.ray._calls import everywhere, first, split
+from rlprims.execution.ray._calls import dispatch
 from rlprims.execution.ray._head import reports_work
 from rlprims.execution.ray._transfer import EngineClient, Failures, Gloo, Source
 from rlprims.execution.ray._wire import Sums
@@ -28,7 +28,7 @@ from rlprims.execution.ray._worker_group import SCORED, SCORED_BY_POLICY
 class TrainingWorker(Observed):
     """A rank of a pool. One process holds its shards of the models of all the pool's roles."""
 
-    threads: ClassVar = {"pings": 1}
+    concurrency_groups: ClassVar = {"pings": 1}
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TrainingWorker(Observed):
         self.shards: dict[str, _fsdp.Shard] = {}
         self.transfers: dict[str, Any] = {}
 
-    @first
+    @dispatch("first")
     def address(self) -> tuple[str, int]:
         """Open a port for the other ranks, on this node's address only; returns host and port."""
         self.listener = socket.create_server((ray.util.get_node_ip_address(), 0))
@@ -48,7 +48,7 @@ class TrainingWorker(Observed):
     def ping(self) -> None:
         """Return at once, in a thread beside the one that works. The answer shows that the process does not hang."""
 
-    @everywhere
+    @dispatch("everywhere")
     @reports_work()
     def build(
         self,
@@ -73,40 +73,40 @@ class TrainingWorker(Observed):
         self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=cluster.training_tensor_parallel)
         return self.training.context_window if "actor" in roles else None
 
-    log_probs = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.log_probs))
-    entropies = split(SCORED_BY_POLICY, by_prompt=True)(of_training(Training.entropies))
-    top_tokens = split()(of_training(Training.top_tokens))
-    teacher_log_probs = split()(of_training(Training.teacher_log_probs))
-    teacher_top = split()(of_training(Training.teacher_top))
-    values = split(SCORED)(of_training(Training.values))
-    update = split("tensors", by_prompt=True)(of_training(Training.update))
-    update_critic = split("tensors")(of_training(Training.update_critic))
+    log_probs = dispatch("split", columns=SCORED_BY_POLICY, share_prompts=True)(of_training(Training.log_probs))
+    entropies = dispatch("split", columns=SCORED_BY_POLICY, share_prompts=True)(of_training(Training.entropies))
+    top_tokens = dispatch("split")(of_training(Training.top_tokens))
+    teacher_log_probs = dispatch("split")(of_training(Training.teacher_log_probs))
+    teacher_top = dispatch("split")(of_training(Training.teacher_top))
+    values = dispatch("split", columns=SCORED)(of_training(Training.values))
+    update = dispatch("split", columns="tensors", share_prompts=True)(of_training(Training.update))
+    update_critic = dispatch("split", columns="tensors")(of_training(Training.update_critic))
 
-    @split()
+    @dispatch("split")
     @metered
     def reward_scores(self, batch: DataProto) -> Tensor:
         if self.reward_model is None:
             raise ValueError("no reward model was loaded: set model.reward")
         return self.reward_model.scores(batch)
 
-    @everywhere
+    @dispatch("everywhere")
     def probe(self, batch: DataProto) -> Tensor:
         """Return the log-probs of the same rows on every rank, at temperature 1, as engines score a prompt."""
         return self.training.log_probs(batch, temperature=1.0)
 
-    @everywhere
+    @dispatch("everywhere")
     def time_all_reduce(self, size: int) -> tuple[str, float, bool]:
         """See :func:`rlprims.execution.ray._fsdp.time_all_reduce`."""
         return _fsdp.time_all_reduce(size, self.training.device)
 
-    @everywhere
+    @dispatch("everywhere")
     @metered
     def adapters(self) -> dict[str, Tensor] | None:
         """Gather the policy's adapters: on rank 0 by name; None on the other ranks."""
         found = {name: _fsdp.whole(parameter) for name, parameter in trained(self.training.policy.module).items()}
         return found if self.rank == 0 else None
 
-    @everywhere
+    @dispatch("everywhere")
     @metered
     def snapshot(self) -> None:
         """Copy this rank's shards of the policy. Transfers send this copy until the next snapshot."""
@@ -115,7 +115,7 @@ class TrainingWorker(Observed):
             module.reshard()  # after a forward pass the parameters of the root module may still be gathered
         self.shards = {name: _fsdp.shard_of(x, copy=x.requires_grad) for name, x in parameters(module).items()}
 
-    @everywhere
+    @dispatch("everywhere")
     @metered
     def send_weights(
         self, engines: dict[int, Any], *, backend: str, processes: int, dtype: str | None, version: int, timeout: float
@@ -132,14 +132,14 @@ class TrainingWorker(Observed):
         sent = self.transfers[backend].send(source, client)
         return (sent, client.received, client.failures) if self.rank == 0 else None
 
-    @everywhere
+    @dispatch("everywhere")
     def offload(self) -> None:
         """Move models and optimizers to the CPU, to free the device's memory for an engine."""
         self._move(torch.device("cpu"))
         if self.training.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @everywhere
+    @dispatch("everywhere")
     def onload(self) -> None:
         self._move(self.training.device)
 
@@ -156,17 +156,17 @@ class TrainingWorker(Observed):
             for slots in state.optimizer.state.values():
                 slots.update({name: slot.to(device) for name, slot in slots.items() if name != "step"})
 
-    @everywhere
+    @dispatch("everywhere")
     def save(self, directory: Path) -> None:
         """Copy this rank's shards, and start to write them in a thread."""
         self.saver.begin(self.training.train_states(), directory)
 
-    @everywhere
+    @dispatch("everywhere")
     def saved(self) -> dict[str, str] | None:
         """The SHA-256 of this rank's files of the last save, by their paths; None while it is still writing them."""
         return None if self.saver.is_writing else self.saver.result()
 
-    @everywhere
+    @dispatch("everywhere")
     def load(self, directory: Path) -> None:
         for name, state in self.training.train_states().items():
             _checkpoint.load(state, directory, name)

@@ -1,22 +1,27 @@
-"""Groups of Ray actors: ``group.call(Worker.method, ...)`` runs it on the ranks that its decorator says."""
+"""Groups of Ray actors: ``group.call(Worker.method, ...)`` runs it on the ranks that its ``@dispatch`` says."""
 
+import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import ray
 import torch
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution.hf import without_tokens
-from rlprims.execution.ray._calls import Dispatch, WorkerLost, fetch
+from rlprims.execution.ray._calls import WorkerLost, dispatch, fetch, marked
 from rlprims.execution.ray._head import START, wait
+from rlprims.execution.ray._pool import Pool
 
 R = TypeVar("R")
 
@@ -31,8 +36,12 @@ class Pending(Generic[R]):
     def __init__(self, group: "WorkerGroup", refs: Sequence[Any], collect: Callable[[list[Any]], R]) -> None:
         self.group, self.refs, self.collect = group, refs, collect
 
+    def done(self) -> bool:
+        """Whether every rank has answered."""
+        return not ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[1]
+
     def result(self, timeout: float | None = None) -> R:
-        """Wait for every rank, and return the joined result. A worker's error is raised as in :func:`fetch`."""
+        """Wait for every rank, and return the result. A WorkerError: one raised an error; a WorkerLost: one is lost."""
         limit, pulse = self.group.timeout if timeout is None else timeout, self.group.heartbeat / 2
         end = time.monotonic() + limit
         # Raise the error of the rank that fails first. The errors of ranks that wait for it come later.
@@ -60,74 +69,115 @@ class Pending(Generic[R]):
         return f"{name} of {len(self.refs)}"
 
 
-class Place(NamedTuple):
-    """Where the workers of a pool run, and what each of them gets."""
-
-    placement_group: Any
-    bundles: list[int]  # of each rank
-    cpus: float
-    gpus: float
-    environment: dict[str, str]
-
-    def start(self, worker: type, rank: int, count: int) -> Any:
-        """Start an actor in the bundle of its rank; returns the actor's handle."""
-        bundle = PlacementGroupSchedulingStrategy(self.placement_group, self.bundles[rank])
-        actor = ray.remote(
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            max_restarts=0,  # a worker that Ray restarts would have the initial weights
-            scheduling_strategy=bundle,
-            runtime_env={"env_vars": self.environment},
-            concurrency_groups=getattr(worker, "threads", None),
-        )(worker)
-        return actor.remote(rank, count)
-
-
 class WorkerGroup:
-    """Workers of one class, each in its bundle. ``same_rows`` consecutive ranks get the same part of a split batch."""
+    """Workers of one class, one in each bundle of a pool; docs/controller.md has examples.
 
-    heartbeat = math.inf  # seconds in which the process of each must answer a ping while it works
+    Args:
+        worker: a class whose methods have ``@dispatch``, called with ``rank`` and ``size``; a ``functools.partial`` of
+            it; or several by role, ``{"actor": Actor, "critic": Critic}``, an object of each in every worker.
+        name: in errors, and for drivers that find the workers in a detached pool; by default that of the class.
+        size: the number of workers; 0: one for each bundle.
+        timeout: seconds of a call.
+        same_rows: so many consecutive ranks get the same part of a split batch, as ranks of tensor parallelism do.
 
-    def __init__(self, worker: type, size: int, place: Place, *, name: str, timeout: float, same_rows: int = 1) -> None:
-        self.worker: Any = worker
-        self.name, self.timeout, self.same_rows = name, timeout, same_rows
+    Raises:
+        ValueError: the pool is too small, is taken, or was found without workers of this name; ``same_rows`` does not
+            divide the size.
+    """
+
+    heartbeat: float = math.inf  # seconds in which the process of each must answer a ping while it works
+
+    def __init__(
+        self, worker: Any, pool: Pool, *, name: str = "", size: int = 0, timeout: float = math.inf, same_rows: int = 1
+    ) -> None:
+        size = size or len(pool.bundles)
+        together = _together(worker) if isinstance(worker, Mapping) else worker
+        self.worker: Any = partial(together).func
+        self.name = name or self.worker.__name__
+        if not 1 <= size <= len(pool.bundles) or size % same_rows:
+            raise ValueError(f"{self.name}: {len(pool.bundles)} bundles for {size} workers, {same_rows} to a part")
+        if (pool.groups + 1) * pool.share > 1 and not pool.found:
+            raise ValueError(f"{self.name}: the pool is taken; give one group several roles, or Pool(..., share=0.5)")
+        self.pool, self.timeout, self.same_rows, self.prefix = pool, timeout, same_rows, ""
         self.order = threading.Lock()
-        self.workers = [place.start(worker, rank, size) for rank in range(size)]
+        self.workers = [pool.start(together, rank, size, self.name) for rank in range(size)]
+        pool.groups += 1
 
-    def call(
-        self, method: Callable[..., Any], *args: Any, together: str = "trajectory_ids", **kwargs: Any
-    ) -> Pending[Any]:
-        """Start the method on the ranks, in one order for all; rows with equal ids in ``together`` share a rank."""
-        dispatch: Dispatch = getattr(self.worker, method.__name__).dispatch
-        methods = [getattr(worker, method.__name__) for worker in self.workers]
+    def role(self, name: str) -> "WorkerGroup":
+        """Return the same workers, for calls of the class of this role."""
+        group = copy(self)
+        group.prefix, group.name = f"{name}_", f"{self.name} {name}"
+        return group
+
+    def call(self, method: Callable[..., Any], *args: Any, together: str | None = None, **kwargs: Any) -> Pending[Any]:
+        """Start the method as its ``@dispatch`` says, in one order on all ranks; ``together`` instead of its own."""
+        name = self.prefix + method.__name__
+        how: dispatch | None = getattr(getattr(self.worker, name, None), "dispatch", None)
+        if how is None:
+            raise ValueError(f"{self.name}: no method {name} has @dispatch; of several roles, use group.role(ROLE)")
+        if together is not None and how.to != "split":
+            raise ValueError(f"{self.name}: {name} splits no batch: leave out together")
+        ranks, shared, step = len(self.workers), self.same_rows, self.same_rows
+        parts: list[tuple[Any, ...]] = [args]
+        join: Callable[[list[Any]], Any] = itemgetter(0) if how.to == "first" else list
+        if how.to == "split":
+            parts, join = _split(args, ranks // shared, replace(how, together=together or how.together))
+        elif callable(how.to):
+            parts = list(how.to(ranks // shared, *args))
+        else:
+            shared, step = ranks, 1
+        if len(parts) * shared != ranks:
+            raise ValueError(f"{self.name}: {name}: expected {ranks // shared} parts from its split, got {len(parts)}")
+        if shared > 1:  # the object store has one copy for all
+            parts = [tuple(ray.put(x) if isinstance(x, DataProto) else x for x in part) for part in parts]
+        called, collect = self.workers[: 1 if how.to == "first" else ranks], how.collect or join
         with self.order:
-            if dispatch.where == "split":
-                return self._split(methods, dispatch, *args, together=together, **kwargs)
-            is_first = dispatch.where == "first"
-            shared = [ray.put(arg) if isinstance(arg, DataProto) else arg for arg in args]
-            refs = [start.remote(*shared, **kwargs) for start in (methods[:1] if is_first else methods)]
-            return Pending(self, refs, lambda results: results[0] if is_first else results)
-
-    def _split(
-        self, methods: list[Any], dispatch: Dispatch, batch: DataProto, *args: Any, together: str, **kwargs: Any
-    ) -> Pending[Any]:
-        parts = len(self.workers) // self.same_rows
-        whole = padded(batch, parts, together=together)
-        rows = divided(whole, parts, share_prompts=dispatch.by_prompt, together=together)
-        sent = columns_of(whole, dispatch.columns)
-        of_parts: list[Any] = [sent.select_idxs(np.array(part, dtype=np.int64)) for part in rows]
-        if self.same_rows > 1:
-            of_parts = [ray.put(part) for part in of_parts]
-        refs = [start.remote(of_parts[rank // self.same_rows], *args, **kwargs) for rank, start in enumerate(methods)]
-        return Pending(self, refs, lambda results: _joined(results[:: self.same_rows], rows, len(batch)))
+            refs = [getattr(worker, name).remote(*parts[i // shared], **kwargs) for i, worker in enumerate(called)]
+        return Pending(self, refs, lambda results: collect(results[::step]))
 
     def stop(self) -> None:
+        """Kill the workers. Their pool stays."""
         for worker in self.workers:
             ray.kill(worker)
+        self.pool.groups -= 1
+
+
+def _together(roles: Mapping[str, Any]) -> type:
+    """A class that holds an object of each role. Its methods are theirs that have ``@dispatch``: ``ROLE_METHOD``."""
+
+    def begin(self: Any, rank: int, size: int) -> None:
+        self.roles = {role: partial(worker)(rank, size) for role, worker in roles.items()}
+
+    members: dict[str, Any] = {"__init__": begin, "concurrency_groups": {}}
+    for role, worker in roles.items():
+        of, kind = partial(lambda role, worker: worker.roles[role], role), partial(worker).func
+        members["concurrency_groups"] |= getattr(kind, "concurrency_groups", {})
+        for name, method in inspect.getmembers(kind, lambda member: hasattr(member, "dispatch")):
+            members[f"{role}_{name}"] = marked(method, method.dispatch, of)
+    return type("_".join(roles), (), members)
+
+
+def _split(args: Sequence[Any], parts: int, how: dispatch) -> tuple[list[tuple[Any, ...]], Callable[[list[Any]], Any]]:
+    """The arguments of each part of a batch, and what joins the results."""
+    batch = args[0] if args else None
+    if not isinstance(batch, DataProto):
+        kind = type(batch).__name__
+        raise ValueError(f"expected a DataProto to split, got {kind}; for others give @dispatch a function that splits")
+    if how.together != "trajectory_ids" and not (how.together in batch and isinstance(batch[how.together], Tensor)):
+        raise ValueError(f"expected a tensor of ids {how.together} in the batch, whose equal ids go to one worker")
+    whole = padded(batch, parts, together=how.together)
+    rows = divided(whole, parts, share_prompts=how.share_prompts, together=how.together)
+    sent = columns_of(whole, how.columns)
+    of_parts = [(sent.select_idxs(np.array(part, dtype=np.int64)), *args[1:]) for part in rows]
+    return of_parts, lambda results: _joined(results, rows, len(batch))
 
 
 def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:
     order = torch.tensor([row for part in rows for row in part], dtype=torch.int64)
+    if isinstance(results[0], Tensor | DataProto):
+        got = [len(result) if isinstance(result, DataProto) or result.ndim else None for result in results]
+        if got != [len(part) for part in rows]:
+            raise ValueError(f"expected results for parts of {[*map(len, rows)]} rows, got {got}; use collect=")
     if isinstance(results[0], Tensor):
         joined = torch.cat(results)
         return torch.empty_like(joined).index_copy_(0, order, joined)[:size]
@@ -150,9 +200,11 @@ def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str 
     With ``share_prompts`` a rank computes a prompt once for all its rows with this prompt. Rows with the same prompt
     then stay on one rank, if the rank with the most tokens has fewer of them so.
     """
-    tokens = batch["attention_mask"].sum(-1)
+    tokens = batch["attention_mask"].sum(-1) if "attention_mask" in batch else torch.ones(len(batch), dtype=torch.int64)
     labels = batch[together].tolist() if together in batch else None
-    anywhere = balance(tokens.tolist(), ranks, labels) if len(batch) else [[] for _ in range(ranks)]
+    filled = min(ranks, len(set(range(len(batch)) if labels is None else labels)))  # others have no row
+    anywhere = balance(tokens.tolist(), filled, labels) if filled else []
+    anywhere += [[] for _ in range(ranks - filled)]
     if not share_prompts or labels is not None or not len(batch):
         return anywhere
     width = batch["prompts"].shape[1]
@@ -175,9 +227,9 @@ def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str 
 
 
 def padded(batch: DataProto, ranks: int, *, together: str = "trajectory_ids") -> DataProto:
-    """Add rows without valid tokens, until each rank can have a row (and an id of the column ``together``)."""
+    """Add rows without valid tokens (by ``response_mask``), until each rank can have one, and an id of ``together``."""
     missing = ranks - (len(batch[together].unique()) if together in batch else len(batch))
-    if missing <= 0 or not len(batch):
+    if missing <= 0 or not len(batch) or "response_mask" not in batch:
         return batch
     spare = batch.select_idxs(np.zeros(missing, dtype=np.int64))
     for name, mask in without_tokens(dict(spare.batch.items())).items():
