@@ -51,7 +51,6 @@ MORE = {
     "ray.colocate": "execution.md#one-device-for-rank-and-engine",
     "ray.weight_transfer": "execution_inside.md#how-weights-reach-the-engines",
     "ray.running_requests": "execution.md#groups-that-go-on-through-updates",
-    "ray.teacher_engine": "distillation.md#a-teacher-in-vllm-engines",
     "ray.training_timeout": "execution_failures.md",
     "ray.shard_over": "execution.md#what-to-set",
     "ray.training_tensor_parallel": "execution.md#what-to-set",

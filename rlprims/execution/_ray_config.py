@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlprims.execution._config import ModelConfig, _Config
+from rlprims.execution._config import _Config
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -28,9 +28,7 @@ class RolesConfig(_Config):
     """The pool of each model. Models in one pool share its processes. The policy is trained in the pool ``main``."""
 
     reference: str = Field(default="main", description="pool of the reference, whose ranks hold it in shards")
-    teacher: str = Field(
-        default="main", description="pool of the teachers, whose ranks hold them in shards, or of the teacher's engines"
-    )
+    teacher: str = Field(default="main", description="pool of the teachers, whose ranks hold them in shards")
     critic: str = Field(default="main", description="pool of the critic")
     reward: str = Field(default="main", description="pool of the reward model, whole in each process")
     rollout: str = Field(
@@ -86,14 +84,6 @@ class RayConfig(_Config):
         default=None, ge=1, description="of each engine; null: the engine decides, on a CPU half of the memory"
     )
     tensor_parallel_size: int = Field(default=1, ge=1, description="devices that share each vLLM engine's weights")
-    teacher_engine: Literal["hf", "vllm"] = Field(
-        default="hf",
-        description="hf: the teachers are on ranks; vllm: each worker of the teacher's pool, which is then its own, "
-        "is an engine that scores",
-    )
-    teacher_tensor_parallel_size: int = Field(
-        default=1, ge=1, description="devices that share the weights of each of these engines"
-    )
     enforce_eager: bool | None = Field(
         default=None, description="true: vLLM without CUDA graphs; null: with them if there is a GPU"
     )
@@ -151,8 +141,7 @@ class RayConfig(_Config):
         rollout = self.roles.rollout
         if rollout != "main" and list(roles.values()).count(rollout) > 1:
             raise ValueError(f"ray.roles: expected only engines in the pool {rollout}, got other models in it")
-        engines = {rollout, *([self.roles.teacher] if self.teacher_engine == "vllm" else [])} - {"main"}
-        for pool in sorted({"main", *roles.values()} - engines):
+        for pool in sorted({"main", *roles.values()} - ({rollout} - {"main"})):
             count = self.training_workers if pool == "main" else self.pools[pool].workers
             if self.shard_over and count % self.shard_over:
                 raise ValueError(
@@ -175,7 +164,6 @@ class RayConfig(_Config):
         if self.colocate and (self.roles.rollout != "main" or self.rollout_workers > self.training_workers):
             raise ValueError("ray.colocate: expected as many ranks as engines or more, and no pool for the engines")
         self._check_transfer()
-        self._check_teacher()
         self._check_init()
         return self
 
@@ -189,24 +177,6 @@ class RayConfig(_Config):
         for name, value in self.runtime_env.get("env_vars", {}).items():
             if name in _SET_HERE or not isinstance(value, str):
                 raise ValueError(f"ray.runtime_env.env_vars.{name}: expected a text, and no name of {_SET_HERE}")
-
-    def _check_teacher(self) -> None:
-        size, pool = self.teacher_tensor_parallel_size, self.roles.teacher
-        if self.teacher_engine == "hf":
-            if size > 1:
-                raise ValueError("ray.teacher_tensor_parallel_size is vLLM's: set ray.teacher_engine: vllm")
-            return
-        if pool == "main" or list(self.roles.model_dump().values()).count(pool) > 1:
-            raise ValueError(
-                f"ray.teacher_engine=vllm: expected a pool with no other model than the teacher, got {pool}; set "
-                "ray.pools: {teacher: {workers: 1}} and ray.roles.teacher: teacher"
-            )
-        gpus = self.pools[pool].gpus
-        if gpus != size and (gpus > 1 or (gpus and size > 1)):
-            raise ValueError(
-                f"ray.pools.{pool}: expected workers with gpus: {size}, as ray.teacher_tensor_parallel_size says, got "
-                f"{gpus:g}; set both to the same number"
-            )
 
     def _check_transfer(self) -> None:
         chosen = self.weight_transfer
@@ -283,22 +253,3 @@ def memory_options(free: int, total: int, *, gpus: float, colocate: bool) -> dic
             f"ray.engine_options: {{gpu_memory_utilization: {max(left, 0):.2f}}} if that is enough for the model"
         )
     return {"gpu_memory_utilization": round(gpus * _OF_A_DEVICE, 3)}
-
-
-def check_teacher_engine(
-    cluster: RayConfig, model: ModelConfig, *, temperature: float, truncates: bool = False
-) -> None:
-    """Check ``ray.teacher_engine: vllm``: one frozen model scores over its whole vocabulary at temperature 1."""
-    if cluster.teacher_engine == "hf":
-        return
-    for setting, wanted, got in (
-        ("sampling.temperature", "1", None if temperature == 1 else f"{temperature:g}"),
-        ("sampling", "no top_k, top_p or min_p", "truncated sampling" if truncates else None),
-        ("model.teacher", "one model", "several" if isinstance(model.teacher, dict) else None),
-        ("model.teacher_follows", "a frozen teacher", "one that follows the policy" if model.teacher_follows else None),
-    ):
-        if got is not None:
-            raise ValueError(
-                f"{setting}: with ray.teacher_engine: vllm expected {wanted}, got {got}; change it, or use "
-                "ray.teacher_engine: hf"
-            )

@@ -11,10 +11,9 @@ from rlprims.data_proto import DataProto
 from rlprims.data_proto._columns import object_array
 from rlprims.execution import Models
 from rlprims.execution._columns import left_padded
-from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.trainer.data import tokenized_prompt
 from rlprims.trainer.sources.settings import SamplingSettings
-from rlprims.trainer.teacher_server import served_log_probs
+from rlprims.trainer.teacher_server import served
 
 TEACHER_COLUMNS = frozenset({"teacher_log_probs", "teacher_topk_log_probs", "teacher_mask"})
 """The columns that depend on a teacher."""
@@ -33,11 +32,13 @@ def teacher_columns(execution: Models, config: SamplingSettings, tokenizer: Any,
     has_prompt = torch.ones(len(batch), dtype=torch.bool)
     if config.data.teacher_template is not None:
         has_prompt = _give_teacher_prompts(rows, config, tokenizer, execution)
+    url = config.model.teacher_url
     if "teacher_log_probs" in needs:
-        url = config.model.teacher_url
-        found = execution.teacher_log_probs(rows) if url is None else served_log_probs(url, rows, tokenizer)
+        found = execution.teacher_log_probs(rows) if url is None else served(url, rows, tokenizer)[1][..., 0]
         columns["teacher_log_probs"] = found
-    if "teacher_topk_log_probs" in needs:
+    if "teacher_topk_log_probs" in needs and url is not None:
+        columns["topk_ids"], columns["teacher_topk_log_probs"] = served(url, rows, tokenizer, support.size)
+    elif "teacher_topk_log_probs" in needs:
         if support.of == "student":
             rows["topk_ids"] = execution.top_tokens(batch, support.size)
         columns |= dict(execution.teacher_top(rows, support.size).batch.items())
@@ -101,9 +102,10 @@ def check_teacher(config: SamplingSettings) -> None:
         need = "several models in model.teacher, and data.teacher, the field with a teacher's name, need each other"
         raise ValueError(f"{need}: got {got}")
     if config.model.teacher_url is not None:
-        more = config.algorithm.needs & {"teacher_topk_log_probs", "teacher_hidden"} or config.model.teacher_follows
-        if more or config.execution != "local" or config.sampling.temperature != 1 or config.sampling.truncates:
-            needed = "execution: local, temperature: 1, no truncation, and teacher_log_probs alone"
+        of_student = "teacher_topk_log_probs" in config.algorithm.needs and config.algorithm.support.of == "student"
+        more = of_student or "teacher_hidden" in config.algorithm.needs or config.model.teacher_follows
+        if more or config.sampling.temperature != 1 or config.sampling.truncates:
+            needed = "temperature: 1, no truncation, and log-probs of the sampled or of the teacher's likeliest tokens"
             raise ValueError(f"model.teacher on a server needs {needed}")
     if config.execution != "local" and (config.model.teacher_follows or config.model.reference_follows):
         raise ValueError("model.teacher_follows and reference_follows need execution: local")
@@ -115,9 +117,6 @@ def check_teacher(config: SamplingSettings) -> None:
     if config.algorithm.needs & {"teacher_topk_log_probs", "teacher_hidden"} and config.sampling.truncates:
         compared = "the whole softmax of teacher and student, but sampling truncates it"
         raise ValueError(f"the algorithm compares {compared}: leave top_k, top_p and min_p out")
-    if config.execution == "ray" and config.algorithm.needs_teacher:
-        temperature, truncates = config.sampling.temperature, config.sampling.truncates
-        check_teacher_engine(config.ray, config.model, temperature=temperature, truncates=truncates)
 
 
 def teacher_warnings(config: SamplingSettings) -> list[str]:

@@ -13,42 +13,52 @@ from rlprims.rewards._http import RemoteError, client, send
 from rlprims.rewards._waiting import gather, wait_for
 
 
-def served_log_probs(url: str, rows: DataProto, tokenizer: Any) -> Tensor:
-    """float32 (B, T): log-probs of the responses' tokens by the server at ``url``, at temperature 1; 0 elsewhere.
+def served(url: str, rows: DataProto, tokenizer: Any, size: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids and float32 log-probs (B, T, K) by the server at ``url``, at temperature 1; 0 outside of responses.
+
+    They are of the response's own token, K = 1; with a ``size`` of the K = size likeliest tokens.
 
     Raises:
         ExecutionError: no answer after several attempts, another vocabulary, or an answer without these numbers.
     """
     attention = rows["attention_mask"].bool()
     tokens = torch.cat([rows["prompts"], rows["responses"]], 1)
-    ids = [row[read].tolist() for row, read in zip(tokens, attention, strict=True)]
+    texts = [row[read].tolist() for row, read in zip(tokens, attention, strict=True)]
     try:
-        found = wait_for(_scored(url.rstrip("/"), ids, tokenizer))
+        found = wait_for(_scored(url.rstrip("/"), texts, tokenizer, size))
     except RemoteError as error:
         raise ExecutionError(f"model.teacher: {error}") from None
-    log_probs, in_response = torch.zeros(rows["responses"].shape), attention[:, rows["prompts"].shape[1] :]
-    for of_row, mask, values in zip(log_probs, in_response, found, strict=True):
-        of_row[mask] = torch.tensor(values)[len(values) - int(mask.sum()) :]
-    return log_probs
+    log_probs = torch.zeros(*rows["responses"].shape, size or 1)
+    ids, in_response = log_probs.long(), attention[:, rows["prompts"].shape[1] :]
+    for i, mask in enumerate(in_response):
+        if count := int(mask.sum()):
+            ids[i, mask] = torch.tensor([[token for token, _ in at] for at in found[i][-count:]])
+            log_probs[i, mask] = torch.tensor([[value for _, value in at] for at in found[i][-count:]])
+    return ids, log_probs
 
 
-async def _scored(url: str, ids: list[list[int]], tokenizer: Any) -> list[list[float]]:
+async def _scored(url: str, texts: list[list[int]], tokenizer: Any, size: int) -> list[list[list[tuple[int, float]]]]:
     async with client() as connections:
 
         async def ask(address: str, **request: Any) -> Any:
             return await send(connections, address, json.dumps(request).encode(), timeout=600, retries=4, backoff=1.0)
 
-        async def score(row: list[int]) -> list[float]:
-            answer = await ask(f"{url}/completions", prompt=row, max_tokens=1, prompt_logprobs=0)
+        async def score(row: list[int]) -> list[list[tuple[int, float]]]:
+            answer = await ask(f"{url}/completions", prompt=row, max_tokens=1, prompt_logprobs=size)
             try:
-                read = answer["choices"][0]["prompt_logprobs"][1:]
-                return [at[str(token)]["logprob"] + 0.0 for at, token in zip(read, row[1:], strict=True)]
+                read, found = answer["choices"][0]["prompt_logprobs"][1:], []
+                for at, token in zip(read, row[1:], strict=True):
+                    likeliest = sorted(at, key=lambda name: at[name]["rank"])[:size] if size else [str(token)]
+                    found.append([(int(name), at[name]["logprob"] + 0.0) for name in likeliest])
+                    if len(found[-1]) < (size or 1):
+                        raise ValueError
+                return found
             except (KeyError, IndexError, TypeError, ValueError):
                 raise RemoteError("wrong answer", f"{url}: expected prompt_logprobs of each token") from None
 
-        text = tokenizer.decode(ids[0])
+        text = tokenizer.decode(texts[0])
         answer = await ask(f"{url.removesuffix('/v1')}/tokenize", prompt=text, add_special_tokens=False)
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
         if not isinstance(answer, dict) or answer.get("tokens") != own:
             raise RemoteError("wrong answer", f"{url}: another vocabulary than the policy's")
-        return await gather((partial(score, row) for row in ids), 64)
+        return await gather((partial(score, row) for row in texts), 64)

@@ -30,25 +30,6 @@ from rlprims.execution import RayConfig
         ({"weight_transfer": "nccl", "gpus_per_worker": 1, "colocate": True}, "use ipc with ray.colocate"),
         ({"weight_transfer": "ipc"}, "expected each engine on the one device of its rank .* got colocate: false"),
         ({"weight_transfer": "ipc", "colocate": True, "engine": "hf"}, "expected ray.engine: vllm, got hf"),
-        ({"teacher_tensor_parallel_size": 2}, "set ray.teacher_engine: vllm"),
-        ({"teacher_engine": "vllm"}, "expected a pool with no other model than the teacher, got main; set ray.pools"),
-        (
-            {"teacher_engine": "vllm", "pools": {"a": {}}, "roles": {"teacher": "a", "reference": "a"}},
-            "no other model than the teacher, got a",
-        ),
-        (
-            {"teacher_engine": "vllm", "pools": {"a": {"gpus": 2}}, "roles": {"teacher": "a"}},
-            "ray.pools.a: expected workers with gpus: 1, as ray.teacher_tensor_parallel_size says, got 2",
-        ),
-        (
-            {
-                "teacher_engine": "vllm",
-                "pools": {"a": {"gpus": 0.5}},
-                "roles": {"teacher": "a"},
-                "teacher_tensor_parallel_size": 2,
-            },
-            "expected workers with gpus: 2, .* got 0.5",
-        ),
         ({"init": {"address": "auto"}}, "ray.init.address: use ray.address"),
         ({"init": {"runtime_env": {}}}, "ray.init.runtime_env: use ray.runtime_env"),
         ({"init": {"cpus": 2}}, "ray.init.cpus: Ray has no such argument"),
@@ -72,17 +53,3 @@ def test_the_short_settings_are_one_pool() -> None:
     assert shared.workers == 2
     apart = RayConfig(training_workers=2, pools={"engines": {"workers": 4}}, roles={"rollout": "engines"}).all_pools
     assert {name: pool.workers for name, pool in apart.items()} == {"main": 2, "engines": 4}
-
-
-def test_engines_of_a_teacher_need_not_be_divided_as_ranks_are() -> None:
-    """Their number has nothing to do with the shards of the ranks."""
-    config = RayConfig(
-        training_workers=4,
-        shard_over=2,
-        training_tensor_parallel=2,
-        pools={"scores": {"workers": 3, "gpus": 2}},
-        roles={"teacher": "scores"},
-        teacher_engine="vllm",
-        teacher_tensor_parallel_size=2,
-    )
-    assert config.all_pools["scores"].workers == 3

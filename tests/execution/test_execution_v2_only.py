@@ -15,7 +15,7 @@ from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from tests import tiny
 from tests.execution.execution_contract import local, prompts, v2_environment
-from tests.execution.v2_process import COLUMNS, FILTERS, QUESTIONS, SAMPLINGS, sample, sample_long, turn_around
+from tests.execution.v2_process import FILTERS, QUESTIONS, SAMPLINGS, sample, sample_long, turn_around
 
 pytestmark = pytest.mark.ray
 
@@ -29,21 +29,6 @@ def run_v2(*arguments):
     subprocess.run(
         command, env=os.environ | WORKER_ENVIRONMENT | CPU_ENVIRONMENT | environment, check=True, timeout=900
     )
-
-
-def test_v2_scores_as_the_teacher_of_one_process(model_path, teacher_path, tmp_path):
-    """V1 has no request for given tokens, so the tests of a teacher in engines do not send it."""
-    both = algorithms.opd().replace(support={"size": 3})
-    one = local(model_path, both, teacher=str(teacher_path))
-    batch = sample(one, "plain")
-    batch["topk_ids"] = one.top_tokens(batch, 3)
-    batch.save(tmp_path / "batch")
-    run_v2("teacher", model_path, tmp_path, teacher_path)
-    scores, mask = DataProto.load(tmp_path / "scores"), batch["response_mask"]
-    torch.testing.assert_close(scores["log_probs"], one.teacher_log_probs(batch), rtol=0, atol=2e-5)
-    for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
-        expected = one.teacher_top(rows, 3)["teacher_topk_log_probs"]
-        torch.testing.assert_close(scores[name][mask], expected[mask], rtol=0, atol=2e-5)
 
 
 def test_v2_returns_the_sets_of_its_log_probs_and_of_one_process(tmp_path):

@@ -1,14 +1,13 @@
 """A process with an engine on vLLM's V2 runner.
 
 ``python v2_process.py routes MODEL OUT`` samples and saves batches with experts, also with cached prompts and over an
-update. ``python v2_process.py teacher MODEL OUT TEACHER`` scores the batch in OUT. ``python v2_process.py sets MODEL
+update. ``python v2_process.py sets MODEL
 OUT`` samples with each filter, with sampling masks and with log-probs.
 """
 
 import sys
 from pathlib import Path
 
-from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, RayConfig, Sampling
 from tests import tiny
 from tests.execution.execution_contract import prompts
@@ -52,24 +51,6 @@ def ended(engine):
     while True:
         if complete := engine.step():
             return complete[0]
-
-
-def score(scorer, batch):
-    """The log-probs of the sampled tokens, of the likeliest tokens, and of those that the batch names."""
-    columns = {"log_probs": scorer.log_probs(batch)}
-    for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
-        columns[name] = scorer.top(rows, 3)["teacher_topk_log_probs"]
-    return DataProto.from_dict(tensors=columns)
-
-
-def score_as_teacher(model, out, teacher):
-    from rlprims.execution.ray._vllm_scorer import VllmScorer
-
-    pools = {"pools": {"teacher": {}}, "roles": {"teacher": "teacher"}, "teacher_engine": "vllm"}
-    cluster = RayConfig(kv_cache_bytes=64 << 20, **pools)
-    scorer = VllmScorer(teacher, ModelConfig(path=model, device="cpu"), cluster)
-    assert scorer.takes_ids, "vLLM took its V1 runner"
-    score(scorer, DataProto.load(out / "batch")).save(out / "scores")
 
 
 def turn_around(model):
@@ -126,8 +107,8 @@ def save_sets(model, out):
         engine.has_masks = False
 
 
-def main(what, model, out, *teacher):
-    {"routes": record_routes, "sets": save_sets, "teacher": score_as_teacher}[what](model, Path(out), *teacher)
+def main(what, model, out):
+    {"routes": record_routes, "sets": save_sets}[what](model, Path(out))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from rlprims.runs.steps import StepResult, train
 from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
-from tests import tiny
 from tests.trainer.runs import metrics_of
 from tests.trainer.shared_cluster import rlprims
 
@@ -102,36 +101,6 @@ def test_an_ended_run_that_gets_more_steps_goes_on_with_its_batch_ahead(
     assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
     steps = [line for line in metrics_of(tmp_path / "parts") if line["kind"] == "train"]
     assert [line["staleness_max"] > 0 for line in steps] == [False, True, True, True, True, True]
-
-
-@pytest.mark.release
-def test_a_teacher_in_an_engine_teaches_what_it_teaches_on_a_rank(
-    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
-) -> None:
-    """With a prompt of its own, for one signal of the sampled tokens and one of the student's likeliest tokens."""
-    teacher = tiny.save_model(tmp_path / "teacher", seed=1)
-    term = {"coefficient": 1.0, "loss": "rlprims.losses.topk_kl"}
-    algorithm = {"preset": "opd", "group_size": 3, "loss_terms": [term], "support": {"size": 5, "of": "student"}}
-    pool = {"training_workers": 1, "pools": {"frozen": {}}, "roles": {"teacher": "frozen"}}
-    config = write_config(
-        settings
-        | {
-            "algorithm": algorithm,
-            "steps": 4,
-            "model": {**settings["model"], "teacher": str(teacher)},
-            "data": {**settings["data"], "eval": None, "teacher_template": "{question}{answer} "},
-            "optimizer": {"lr": 1e-2, "eps": 1e-4},
-            "ray": {**CLUSTER, **pool, "kv_cache_bytes": 64 << 20},
-        }
-    )
-    engine = ("ray.teacher_engine=vllm", "ray.teacher_tensor_parallel_size=2")
-    rlprims("train", config, f"run_dir={tmp_path / 'hf'}")
-    rlprims("train", config, f"run_dir={tmp_path / 'vllm'}", *engine)
-    ranks, engines = metrics_of(tmp_path / "hf"), metrics_of(tmp_path / "vllm")
-    assert ranks[-1]["loss"] != pytest.approx(ranks[0]["loss"], rel=0.01)
-    for theirs, ours in zip(ranks, engines, strict=True):
-        assert ours.pop("kind") == theirs.pop("kind")
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.release

@@ -15,11 +15,6 @@ from rlprims.trainer.session import build
 from rlprims.trainer.teacher import teacher_columns
 from tests import tiny
 
-ENGINES = {
-    "execution": "ray",
-    "ray": {"teacher_engine": "vllm", "pools": {"teacher": {}}, "roles": {"teacher": "teacher"}},
-}
-
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -140,10 +135,6 @@ def test_where_whole_vocabularies_cannot_be_compared(
         ({}, {"teacher": "data_source"}, {}, "need each other"),
         ({"teacher_follows": {}}, {}, {"execution": "ray"}, "execution: local"),
         ({}, {}, {"algorithm": "sdft", "sampling": {"top_k": 2}}, "sampling truncates"),
-        ({}, {}, {**ENGINES, "sampling": {"temperature": 0.7}}, "sampling.temperature: .* expected 1, got 0.7"),
-        ({}, {}, {**ENGINES, "sampling": {"top_p": 0.9}}, "expected no top_k, top_p or min_p, got truncated sampling"),
-        ({"teacher": {"a": "x"}}, {"teacher": "data_source"}, ENGINES, "model.teacher: .* expected one model, got sev"),
-        ({}, {}, {"execution": "ray", "ray": {"teacher_engine": "vllm"}}, "expected a pool with no other model"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -165,10 +156,3 @@ def test_a_teacher_with_nothing_to_say_is_warned_of(load: Callable[..., Config],
     assert any("the teacher is the model itself" in line for line in load(settings_of(settings, "opd")).warnings())
     idle = settings_of(settings, "rloo", model={"teacher": "somewhere"})
     assert any("it is not loaded" in line for line in load(idle).warnings())
-
-
-def test_limits_of_a_teacher_in_engines_matter_to_no_other_algorithm(
-    load: Callable[..., Config], settings: dict[str, Any]
-) -> None:
-    cold = ENGINES | {"sampling": {"temperature": 0.7, "top_k": 5}}
-    assert load(settings_of(settings, "rloo") | cold).sampling.temperature == 0.7

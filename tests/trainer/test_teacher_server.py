@@ -25,6 +25,7 @@ from rlprims.trainer.session import build
 from tests import tiny
 
 OPD = {"algorithm": {"preset": "opd", "group_size": 2}, "prompts_per_generation": None}
+TOPK = {"preset": "opd", "group_size": 2, "loss_terms": [{"coefficient": 1.0, "loss": "losses.topk_kl"}]}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +46,15 @@ class Vllm(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             answer = {"tokens": self.tokenizer(ids, add_special_tokens=request["add_special_tokens"])["input_ids"]}
         else:
-            assert (self.path, request["max_tokens"], request["prompt_logprobs"]) == ("/v1/completions", 1, 0)
+            assert (self.path, request["max_tokens"]) == ("/v1/completions", 1)
             with torch.no_grad():
                 log_probs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-            each = [{str(b): {"logprob": float(log_probs[i, b]), "rank": 1}} for i, b in enumerate(ids[1:])]
-            answer = {"choices": [{"prompt_logprobs": [None, *each]}]}
+            orders = log_probs.argsort(descending=True).tolist()
+            answer = {"choices": [{"prompt_logprobs": [None]}]}
+            for values, order, token in zip(log_probs.tolist(), orders, ids[1:], strict=False):
+                shown = dict.fromkeys([token, *order[: request["prompt_logprobs"]]])  # the token itself comes first
+                at = {str(each): {"logprob": values[each], "rank": order.index(each) + 1} for each in shown}
+                answer["choices"][0]["prompt_logprobs"].append(at)
         body = json.dumps(type(self).change(answer)).encode()
         self.send_response(200)
         self.end_headers()
@@ -87,9 +92,12 @@ def taught_by(settings: dict[str, Any], teacher: Any) -> dict[str, Any]:
 
 
 def check_same(
-    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, url: str
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, url: str, *changes: str
 ) -> None:
-    local, remote = (steps_of(load(taught_by(settings, each), "steps=2"), console) for each in (teacher, url))
+    """The sampled tokens, and the teacher's five likeliest."""
+    like = {**taught_by(settings, teacher), "algorithm": {**TOPK, "support": {"size": 5}}}
+    other = like | {"model": taught_by(settings, url)["model"]}
+    local, remote = steps_of(load(like, "steps=2"), console), steps_of(load(other, "steps=2", *changes), console)
     for one, other in zip(local, remote, strict=True):
         found, expected = (step.batch["teacher_log_probs"] for step in (other, one))
         mask = one.batch["response_mask"]
@@ -97,6 +105,10 @@ def check_same(
         torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-4)
         assert other.metrics["teacher_kl"] == pytest.approx(one.metrics["teacher_kl"], abs=1e-5)
         assert not found[~mask].any()
+        assert torch.equal(other.batch["topk_ids"][mask], one.batch["topk_ids"][mask])
+        top, of_five = (step.batch["teacher_topk_log_probs"] for step in (other, one))
+        torch.testing.assert_close(top[mask], of_five[mask], rtol=0, atol=1e-4)
+        assert not top[~mask].any()
     assert abs(local[0].metrics["teacher_kl"]) > 1e-3
 
 
@@ -128,7 +140,7 @@ def test_another_answer_ends_the_run(
 @pytest.mark.parametrize(
     "override",
     [
-        "execution=ray",
+        "algorithm.support={size: 5, of: student}",
         "sampling.temperature=0.7",
         "sampling.top_k=5",
         "model.teacher_follows={rate: 0.1, every: 1}",
@@ -138,8 +150,15 @@ def test_another_answer_ends_the_run(
 def test_what_a_server_cannot_do_is_refused(
     load: Callable[..., Config], settings: dict[str, Any], override: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"model\.teacher on a server needs execution: local, temperature: 1"):
-        load(taught_by(settings, "http://127.0.0.1:1/v1"), override)
+    with pytest.raises(ValueError, match=r"model\.teacher on a server needs temperature: 1"):
+        load(taught_by(settings, "http://127.0.0.1:1/v1") | {"algorithm": TOPK}, override)
+
+
+@pytest.mark.ray
+def test_on_ranks(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, served: Callable[..., str]
+) -> None:
+    check_same(load, settings, console, teacher, served(), "execution=ray", "ray.engine=hf")
 
 
 @pytest.mark.ray

@@ -12,7 +12,6 @@ from typing import Any
 from transformers import AutoConfig
 
 from rlprims.execution import ModelConfig, RayConfig, RunNeeds, Sampling
-from rlprims.execution._ray_config import check_teacher_engine
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.ray._tensor_parallel import check_plans
@@ -45,8 +44,6 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
         size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
         for sampling in run.get("sampling", ()):
             check_truncation(sampling, size)
-    if run["algorithm"].needs_teacher:
-        check_teacher_engine(cluster, model, temperature=run["temperature"])
     if model.router_aux_loss_coef:
         routed_layers(model.path, "router_aux_loss_coef: 0")
     if model.replay_routes:

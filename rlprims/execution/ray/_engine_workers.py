@@ -1,4 +1,4 @@
-"""The Ray actors of engines: one samples, with a server for its calls; one scores responses by a teacher."""
+"""The Ray actor of an engine that samples, with a server for its calls."""
 
 import asyncio
 import time
@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlprims.algorithms import Algorithm
 from rlprims.data_proto import DataProto
 from rlprims.execution import ModelConfig, RayConfig, Sampling, Work
 from rlprims.execution._observed import Observed, metered
-from rlprims.execution.hf._models import check_vocabularies
 from rlprims.execution.ray._calls import dispatch
 from rlprims.execution.ray._engine import ModelEngine, importing_vllm
 from rlprims.execution.ray._head import reports_work
 from rlprims.execution.ray._wire import Sums
-from rlprims.execution.ray._worker_group import SCORED
 
 if TYPE_CHECKING:
     from rlprims.execution.ray._vllm import VllmEngine
-    from rlprims.execution.ray._vllm_scorer import VllmScorer
 
 
 class Built(NamedTuple):
@@ -171,44 +167,3 @@ class RolloutWorker(Observed):
     @dispatch("first")
     def ping(self) -> None:
         """Return at once. The answer shows that the engine does not hang."""
-
-
-class TeacherWorker(Observed):
-    """One engine with the whole teacher. Engines do not know each other: each scores its part of a batch."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__()
-        self.engine: VllmScorer | None = None
-
-    @dispatch("everywhere")
-    @reports_work()
-    def build(self, cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) -> None:
-        """Load the teacher, if the algorithm has one."""
-        torch.set_num_threads(1)
-        if not algorithm.needs_teacher:
-            return
-        check_vocabularies(model)
-        with importing_vllm():
-            from rlprims.execution.ray._vllm_scorer import VllmScorer
-        (path,) = model.teachers.values()
-        self.engine = VllmScorer(path, model, cluster)
-
-    @dispatch("split", columns=SCORED)
-    @metered
-    def teacher_log_probs(self, batch: DataProto) -> Tensor:
-        return self._scorer(batch).log_probs(batch)
-
-    @dispatch("split", columns=SCORED | {"topk_ids"})
-    @metered
-    def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self._scorer(batch).top(batch, size)
-
-    def _scorer(self, batch: DataProto) -> "VllmScorer":
-        if self.engine is None:
-            raise ValueError("no teacher was loaded: the algorithm does not read teacher_log_probs")
-        if "kept_counts" in batch:
-            raise ValueError(
-                "expected a batch of untruncated sampling, got one with kept_counts: a teacher in vLLM scores over its "
-                "whole vocabulary; use ray.teacher_engine: hf"
-            )
-        return self.engine

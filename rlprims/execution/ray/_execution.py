@@ -94,8 +94,8 @@ class RayExecution:
         with ExitStack() as held:
             try:
                 workers = start_workers(cluster, model, optimizer, run, held, tokenizer=self.tokenizer, say=say)
-                self.pools, self.teachers, self.rollouts, self.context_window = workers
-                self.trainers = self.pools["main"]
+                self.pools, self.rollouts, self.context_window = workers
+                self.trainers, self.teachers = self.pools["main"], self.pools[self.roles.teacher]
                 level = cluster.sleep_level if cluster.colocate else None
                 self.sharing = DeviceSharing(self.trainers, self.rollouts, level)
                 if cluster.colocate and not self.rollouts.frees_memory:
@@ -128,7 +128,9 @@ class RayExecution:
         return self._measured(self.trainers, TrainingWorker.top_tokens, batch, size=size)
 
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self._measured(self.teachers, TrainingWorker.teacher_top, without_routes(batch), size=size)
+        return self._measured(
+            self.pools[self.roles.teacher], TrainingWorker.teacher_top, without_routes(batch), size=size
+        )
 
     def entropies(self, batch: DataProto) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.entropies, batch)
@@ -197,7 +199,7 @@ class RayExecution:
 
     def _ask_all(self, method: str, *args: Any, timeout: float | None = None) -> dict[str, Any]:
         """Call a method of all workers; returns their answers by name, without those of lost workers."""
-        groups = {group.name: group for group in (*self.pools.values(), self.teachers)} | {"rollout": self.rollouts}
+        groups = {group.name: group for group in self.pools.values()} | {"rollout": self.rollouts}
         workers = {f"{name}_{i}": w for name, group in groups.items() for i, w in enumerate(group.workers)}
         asked = {name: getattr(worker, method).remote(name, *args) for name, worker in workers.items()}
         answers = {}

@@ -4,16 +4,15 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
-from rlprims.algorithms import Algorithm
 from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, RunNeeds
 from rlprims.execution._ray_config import backend_of
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.ray._cluster import Say, environment_of_workers
-from rlprims.execution.ray._engine_workers import RolloutWorker, TeacherWorker
+from rlprims.execution.ray._engine_workers import RolloutWorker
 from rlprims.execution.ray._pool import Pool
 from rlprims.execution.ray._rollouts import Adapters, Delivery, Rollouts, Wire
 from rlprims.execution.ray._training_worker import TrainingWorker
-from rlprims.execution.ray._worker_group import Pending, WorkerGroup
+from rlprims.execution.ray._worker_group import WorkerGroup
 
 
 def start_workers(
@@ -24,8 +23,8 @@ def start_workers(
     held: ExitStack,
     tokenizer: Any,
     say: Say,
-) -> tuple[dict[str, WorkerGroup], WorkerGroup, Rollouts, int]:
-    """Start all workers: the ranks by pool, teachers, engines; and the policy's context window. ``held`` stops them."""
+) -> tuple[dict[str, WorkerGroup], Rollouts, int]:
+    """Start all workers: the ranks by pool, and engines; and the policy's context window. ``held`` stops them."""
     backend = backend_of(cluster, device_of(model).type)
     places = reserve_pools(cluster, model, held)
     engines = cluster.roles.rollout
@@ -38,12 +37,7 @@ def start_workers(
 
     # All processes start at once: imports take seconds. The ranks load first, because an engine reserves free memory.
     begun = [process(rank) for rank in reversed(range(count))]
-    scoring = None
-    if cluster.teacher_engine == "vllm":  # it loads while the ranks load
-        scoring = start_teacher(cluster, model, run["algorithm"], places, held)
     pools, window = start_training(cluster, model, optimizer, run, places, held)
-    if scoring is not None:
-        scoring.result(math.inf)
     if cluster.colocate:
         pools["main"].call(TrainingWorker.offload).result()
 
@@ -57,7 +51,7 @@ def start_workers(
         delivery = Wire(pools["main"], cluster.tensor_parallel_size, dtype, backend)
     rollouts = Rollouts(start, count, cluster, delivery, rows=model.max_rows_per_generation)
     held.callback(rollouts.stop)
-    return pools, pools[cluster.roles.teacher] if scoring is None else scoring.group, rollouts, window
+    return pools, rollouts, window
 
 
 def reserve_pools(cluster: RayConfig, model: ModelConfig, held: ExitStack) -> dict[str, Pool]:
@@ -82,8 +76,7 @@ def start_training(
     held: ExitStack,
 ) -> tuple[dict[str, WorkerGroup], int]:
     """Start the ranks of every pool that has a model; returns them by pool, and the policy's context window."""
-    of_engines = {"rollout", *(["teacher"] if cluster.teacher_engine == "vllm" else [])}
-    roles = {"actor": "main", **cluster.roles.model_dump(exclude=of_engines)}
+    roles = {"actor": "main", **cluster.roles.model_dump(exclude={"rollout"})}
     groups, building = dict[str, WorkerGroup](), {}
     timeout, same_rows = cluster.training_timeout, cluster.training_tensor_parallel
     for name in dict.fromkeys(roles.values()):
@@ -98,13 +91,3 @@ def start_training(
         building[name] = group.call(TrainingWorker.build, address, cluster, model, optimizer, run, mine)
     windows = {name: pending.result(math.inf)[0] for name, pending in building.items()}
     return groups, windows["main"]
-
-
-def start_teacher(
-    cluster: RayConfig, model: ModelConfig, algorithm: Algorithm, places: dict[str, Pool], held: ExitStack
-) -> Pending[Any]:
-    """Start the engines of the teacher's pool; returns the pending call that loads them."""
-    name = cluster.roles.teacher
-    group = WorkerGroup(TeacherWorker, places[name], name=name, timeout=cluster.call_timeout)
-    held.callback(group.stop)
-    return group.call(TeacherWorker.build, cluster, model, algorithm)

@@ -123,7 +123,7 @@ def check_plans(cluster: RayConfig, model: ModelConfig, algorithm: Algorithm) ->
         raise _refusal(size, "expected a model that is trained as a whole, got model.lora")
     needs = algorithm.needs
     causal = {model.path, *([model.reference] if model.reference and "ref_log_probs" in needs else [])}
-    if cluster.teacher_engine == "hf" and algorithm.needs_teacher:
+    if algorithm.needs_teacher:
         causal |= set(model.teachers.values())
     critics = {model.critic or model.path} if "values" in needs else set()
     for auto, paths in ((AutoModelForCausalLM, causal), (AutoModelForTokenClassification, critics)):

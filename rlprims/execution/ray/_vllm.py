@@ -29,7 +29,7 @@ from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.hf._sampling import Responses
 from rlprims.execution.ray._checks import check_truncation
 from rlprims.execution.ray._kept import rows_of_log_probs, rows_of_masks, sets_of
-from rlprims.execution.ray._vllm_scorer import engine_options, scoring
+from rlprims.execution.ray._vllm_options import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
 from rlprims.routing import UNKNOWN, align
@@ -91,8 +91,7 @@ class VllmEngine:
         on_cpu = current_platform.is_cpu()
         self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
-        devices, gpus = cluster.tensor_parallel_size, cluster.all_pools[cluster.roles.rollout].gpus
-        ours = engine_options(model.path, model, cluster, devices=devices, gpus=gpus) | {
+        ours = engine_options(model, cluster) | {
             "enable_sleep_mode": cluster.colocate and self.frees_memory,  # vLLM on a CPU refuses the option
             "max_model_len": context_window,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
