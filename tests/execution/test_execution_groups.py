@@ -211,7 +211,6 @@ DRIVERS = """
 import subprocess, sys
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlprims.execution.ray import Pool, connect
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 node = cluster.add_node(num_cpus=2)
@@ -243,6 +242,8 @@ print(where == node.node_id, *told)
 
 def test_workers_outlive_their_driver_and_a_driver_may_be_away_from_the_head(short: Path) -> None:
     """A second driver finds the workers with what they hold; a third, a task, runs on another node than the head."""
-    (short / "counter.py").write_text(COUNTER)
-    told = python(short, "-c", DRIVERS, cwd=short).splitlines()
+    code = short / "code"  # it is sent to the workers: not with Ray's own files
+    code.mkdir()
+    (code / "counter.py").write_text(COUNTER)
+    told = python(short, "-c", DRIVERS, cwd=code).splitlines()
     assert told == ["[1, 1]", "[2, 2]", "the cluster has no pool 'kept'", "True mine mine [1]"]
