@@ -31,10 +31,11 @@ Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
 
 class SamplingSupport(NamedTuple):
-    """The set of ids that each token was sampled from, if the sampler truncates: top-k, top-p, min-p.
+    """The set of ids that each token was sampled from, if the sampler leaves some out: top-k, top-p, min-p, bad words.
 
     The N tokens are packed, or those of (B, T) row after row. Token n was drawn from ``ids[offsets[n]:offsets[n +
-    1]]``. A token with an empty set was drawn from the whole vocabulary, or is not a response token.
+    1]]``; or, if these are negative, from all but the ids ~v of them. A token with an empty set was drawn from the whole
+    vocabulary, or is not a response token.
 
     >>> kept = SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # the sets {0, 3}, and the vocabulary
     >>> kept.allowed(4).int()
@@ -42,7 +43,7 @@ class SamplingSupport(NamedTuple):
             [1, 1, 1, 1]], dtype=torch.int32)
     """
 
-    ids: Annotated[Tensor, "int (K,), the sets one after another"]
+    ids: Annotated[Tensor, "int (K,), the sets one after another; of a set all or none are negative"]
     offsets: Annotated[Tensor, "int (N+1,), where each set begins and ends"]
 
     @classmethod
@@ -62,13 +63,19 @@ class SamplingSupport(NamedTuple):
         return torch.searchsorted(self.offsets, place, right=True) - 1
 
     def allowed(self, vocabulary: int, start: int = 0) -> Annotated[Tensor, "bool (N, V)"]:
-        """Which ids each token could have been: of the whole vocabulary, or of the V ids of a shard from ``start``."""
-        columns = self.ids.long() - start
+        """Which ids each token could have been: of the whole vocabulary, or of the V ids of a shard from ``start``.
+
+        >>> SamplingSupport(torch.tensor([~0, ~3]), torch.tensor([0, 2])).allowed(4).int()
+        tensor([[0, 1, 1, 0]], dtype=torch.int32)
+        """
+        columns = torch.where(self.ids < 0, ~self.ids, self.ids).long() - start
         is_inside = (columns >= 0) & (columns < vocabulary)
         columns = torch.where(is_inside, columns, vocabulary)  # the ids of other shards go to an extra last column
         none = torch.zeros(self.offsets.shape[0] - 1, vocabulary + 1, dtype=torch.bool, device=self.ids.device)
-        in_set = none.index_put((self.token_of, columns), torch.ones_like(self.ids, dtype=torch.bool))
-        return in_set[:, :vocabulary] | (self.offsets.diff() == 0)[:, None]
+        token = self.token_of
+        in_set = none.index_put((token, columns), torch.ones_like(self.ids, dtype=torch.bool))
+        # Of a set without ids all are allowed, as of one without those left out.
+        return in_set[:, :vocabulary] ^ self._leaves_out(token)[:, None]
 
     def contains(self, token_ids: Annotated[Tensor, "int64 (N,)"]) -> Annotated[Tensor, "bool (N,)"]:
         """Whether each token is in its own set.
@@ -77,8 +84,13 @@ class SamplingSupport(NamedTuple):
         tensor([False,  True])
         """
         token = self.token_of
-        found = torch.zeros_like(token_ids).index_add(0, token, (self.ids == token_ids[token]).to(token_ids.dtype))
-        return (found > 0) | (self.offsets.diff() == 0)
+        is_it = torch.where(self.ids < 0, ~self.ids, self.ids) == token_ids[token]
+        found = torch.zeros_like(token_ids).index_add(0, token, is_it.to(token_ids.dtype))
+        return (found > 0) ^ self._leaves_out(token)
+
+    def _leaves_out(self, token: Tensor) -> Tensor:
+        """(N,): whether the set of a token has the ids that are left out: none, or negative ones."""
+        return (self.offsets.diff() == 0).index_put((token,), self.ids < 0)
 
     def take(self, tokens: Annotated[Tensor, "int64 (M,)"]) -> "SamplingSupport":
         """The sets of these tokens, in their order. The number of ids is read from the device.

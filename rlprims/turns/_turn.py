@@ -79,9 +79,10 @@ class Turn:
             return
         sampled_sets = sets[len(sets) - len(self.sampled_ids) :]
         for i, (sampled, kept) in enumerate(zip(self.sampled_ids, sampled_sets, strict=True)):
-            if kept is not None and len(kept) and sampled not in list(kept):
+            ids = [] if kept is None else list(kept)
+            if ids and (~sampled in ids if ids[0] < 0 else sampled not in ids):
                 raise ValueError(
-                    f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "
+                    f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(ids)} ids: expected the "
                     "set that the token was drawn from; use the sampler's set, and do not filter the logits again"
                 )
 
