@@ -178,8 +178,8 @@ def check_kept(
         )
     if ids.numel() and (ids.min() < -size or ids.max() >= size):
         raise ValueError(
-            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {size} logits: [0, {size - 1}], or "
-            "~id of one that is left out"
+            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {size} logits: "
+            f"[0, {size - 1}], or ~id of one that is left out"
         )
     if ((ids[1:] < 0) ^ (ids[:-1] < 0))[kept.token_of.diff() == 0].any():
         raise ValueError("kept: a set has ids and ids ~v that are left out, expected one kind in each set")

@@ -27,7 +27,7 @@ class Turn:
         agent: turns of different agents never share a row.
         extras: more columns, such as routed experts. Each has one entry per sampled id, or one per id of prompt and
             sampled ids together. The entries of ``kept`` are the ids that top-k, top-p or min-p left, including the
-            sampled one; None if the whole vocabulary was left.
+            sampled one, or ~v of those left out; None if the whole vocabulary was left.
 
     Raises:
         ValueError: lengths differ, ids are not integers, or ``finish`` is not a name of ``Ended``.

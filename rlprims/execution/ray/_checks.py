@@ -4,6 +4,7 @@ vLLM checks the values of its options when an engine starts. Their names are rea
 """
 
 import ast
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,8 @@ _DECIDED = {
     "kv_cache_memory_bytes": "ray.kv_cache_bytes",
     "max_num_seqs": "model.max_rows_per_generation",
     "seed": "the run's seed",
+    "reasoning_config": "sampling.thinking_marks",
+    "structured_outputs_config": None,
     **dict.fromkeys(("max_model_len", "logprobs_mode", "max_logprobs", "worker_extension_cls", "disable_log_stats")),
 }
 """Options that other settings decide, or None: this library needs one value."""
@@ -42,13 +45,22 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
     for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():
-        _check_truncation(sampling, model)
+        _check_sampling(sampling, model)
     if run["algorithm"].needs_teacher:
         check_teacher_engine(cluster, model, temperature=run["temperature"])
     if model.router_aux_loss_coef:
         routed_layers(model.path, "router_aux_loss_coef: 0")
     if model.replay_routes:
         _check_routes(cluster, model)
+
+
+def with_thinking(cluster: RayConfig, samplings: Sequence[Sampling]) -> RayConfig:
+    """Return the config with the marks of thinking for vLLM's engines, if a sampling has a budget."""
+    marks = next((each.thinking_marks for each in samplings if each.thinking_budget is not None), None)
+    if marks is None or cluster.engine != "vllm":
+        return cluster
+    named = dict(zip(("reasoning_start_str", "reasoning_end_str"), marks, strict=True))
+    return cluster.model_copy(update={"engine_options": {**cluster.engine_options, "reasoning_config": named}})
 
 
 def with_whole_paths(model: ModelConfig) -> ModelConfig:
@@ -87,10 +99,12 @@ def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
             raise ValueError(f"{place}: {fix}")
 
 
-def _check_truncation(sampling: Sampling, model: ModelConfig) -> None:
-    """Raise an error if the log-probs of a large vocabulary are needed to know which tokens the sampler kept."""
+def _check_sampling(sampling: Sampling, model: ModelConfig) -> None:
+    """Raise an error for what vLLM has not, or if which tokens it kept is seen in a large vocabulary's log-probs."""
+    if sampling.logits_processors:
+        raise ValueError("logits_processors: vLLM does not call them; use ray.engine: hf, or execution: local")
     size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
-    if sampling.truncates and not sampling.top_k and size > _MOST_LOG_PROBS:
+    if sampling.filters and not sampling.top_k and size > _MOST_LOG_PROBS:
         raise ValueError(
             f"sampling: top_p and min_p without top_k ask vLLM for the log-probs of all {size} tokens of the "
             "vocabulary at each sampled token; set sampling.top_k too, such as 1000"

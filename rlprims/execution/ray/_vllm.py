@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
-from vllm.config import WeightTransferConfig
+from vllm.config import ReasoningConfig, StructuredOutputsConfig, WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
@@ -26,6 +26,7 @@ from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
+from rlprims.execution.hf._rules import Followers, rules_of
 from rlprims.execution.hf._sampling import Responses
 from rlprims.execution.ray._vllm_scorer import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
@@ -95,6 +96,7 @@ class VllmEngine:
             "max_model_len": context_window,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
             "enable_return_routed_experts": model.replay_routes,
+            "structured_outputs_config": StructuredOutputsConfig(backend="guidance"),  # as the local sampler
             "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         }
         self.routed_layers = routed_layers(model.path) if model.replay_routes else None
@@ -107,8 +109,11 @@ class VllmEngine:
             ours["enable_chunked_prefill"] = False
             if EngineArgs(model=model.path).create_model_config().has_inner_state:  # and vLLM caches states by chunks
                 ours["enable_prefix_caching"] = False
+        more = dict(cluster.engine_options)
+        if "reasoning_config" in more:
+            more["reasoning_config"] = ReasoningConfig(**more["reasoning_config"])
         try:
-            self.llm = LLM(**ours | cluster.engine_options)
+            self.llm = LLM(**ours | more)
         except ValueError as error:
             if "Model Runner V2" not in str(error):
                 raise
@@ -122,6 +127,7 @@ class VllmEngine:
         self._recomputes = cluster.running_requests == "recompute"
         self.version = 0  # the version of the weights
         self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
+        self.tokenizer = tokenizer
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
         ids = prompt_ids(prompts, prompt_width)
@@ -129,7 +135,8 @@ class VllmEngine:
         requests = list[str]()
         try:
             for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
-                parameters = self._parameters(sampling, request_seed, ends=self.end_ids)
+                ends = [] if sampling.ignore_eos else self.end_ids
+                parameters = self._parameters(sampling, request_seed, ends=ends)
                 requests.append(self._add(f"{call}/{row}", prompt, parameters))
         except BaseException:  # for example if a prompt is too long
             self.llm.llm_engine.abort_request(requests, internal=True)
@@ -172,7 +179,7 @@ class VllmEngine:
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=request_seed,
-            logprobs=min(self.vocabulary, some) if sampling.truncates else 0,
+            logprobs=min(self.vocabulary, some) if sampling.filters else 0,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=ends,
             ignore_eos=True,  # self.end_ids has the end tokens of the generation config
@@ -181,6 +188,7 @@ class VllmEngine:
             detokenize=bool(sampling.stop),
             skip_special_tokens=False,  # a stop text may be a special token, as in the local sampler
             output_kind=RequestOutputKind.FINAL_ONLY,
+            **_shaping(sampling),
         )
 
     def _answer(self, call: _Call) -> DataProto:
@@ -197,17 +205,32 @@ class VllmEngine:
                 if span.version.isdecimal():
                     versions[i, span.start : span.end] = int(span.version)
         kept: tuple[Tensor | None, Tensor | None] = None, None
+        forced = None
+        if sampling.thinking_budget is not None:  # the only end marks that are certain; vLLM counts in its own way
+            end = self.tokenizer.encode(sampling.thinking_marks[1], add_special_tokens=False)
+            forced = torch.isin(tokens, torch.tensor(end)) & mask & (log_probs == 0)
         if sampling.truncates:
             left = [sorted(token for token, x in entry.items() if x.logprob > -math.inf) for entry in entries]
             sets = [one if len(one) < self.vocabulary else [] for one in left]  # empty if all were kept
+            sets = sets if sampling.filters else self._sets(call)
             kept_ids = torch.tensor([token for one in sets for token in one], dtype=torch.int32)
             counts = torch.tensor([len(one) for one in sets], dtype=torch.int32)
             kept = kept_ids, torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
-        responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call))
+        responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call), forced)
         width, pad = call.prompt_width, self.pad_token_id
         sampled = with_responses(call.prompts, responses, prompt_width=width, pad_token_id=pad)
         sampled["versions"] = versions
         return sampled
+
+    def _sets(self, call: _Call) -> list[list[int]]:
+        """The set of each token by the rules of the sampling, row after row."""
+        without_thinking = call.sampling.model_copy(update={"thinking_budget": None})
+        rules = rules_of(without_thinking, self.tokenizer, self.end_ids, self.vocabulary)
+        found = list[list[int]]()
+        for prompt, response in zip(prompt_ids(call.prompts, call.prompt_width), call.responses, strict=True):
+            row = rules(prompt) if rules else Followers([], None)
+            found += [row.after(token)[0] for token in [None, *response.token_ids][:-1]]
+        return found
 
     def _routes(self, call: _Call) -> Tensor | None:
         """The experts of each token that was read, int16 (N, L, K), row after row."""
@@ -288,6 +311,18 @@ class VllmEngine:
     def mismatched_tensors(self, sent: Sums) -> list[str]:
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
+
+
+def _shaping(sampling: Sampling) -> dict[str, Any]:
+    """vLLM's names of the options that read the tokens before."""
+    structured = sampling.structured and StructuredOutputsParams(**sampling.structured)
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    return {name: getattr(sampling, name) for name in names} | {
+        "min_tokens": min(sampling.min_new_tokens, sampling.max_new_tokens),
+        "bad_words": list(sampling.bad_words),
+        "thinking_token_budget": sampling.thinking_budget,
+        "structured_outputs": structured,
+    }
 
 
 def _ended(response: Any, limit: int) -> Ended:
