@@ -65,7 +65,6 @@ def cluster(
     critic_optimizer: OptimizerConfig | None = None,
     critic_freeze: tuple[str, ...] = (),
     cluster: dict[str, Any] | None = None,
-    sampling: tuple[Sampling, ...] = (),
     **model: Any,
 ) -> Models:
     from rlprims.execution.ray import RayExecution
@@ -91,7 +90,6 @@ def cluster(
         tokenizer=tiny.tokenizer(),
         temperature=temperature,
         updates=updates,
-        sampling=sampling,
         critic_optimizer=critic_optimizer,
         critic_freeze=critic_freeze,
     )

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlprims import algorithms
 from rlprims.ended import Ended
-from rlprims.execution import EvaluatedSampling, Sampling
+from rlprims.execution import EvaluatedSampling, ModelConfig, RayConfig, Sampling
 from rlprims.execution._columns import kept_of
 from rlprims.execution.hf._rules import penalized
 from tests import tiny
@@ -37,6 +37,7 @@ OPTIONS = {
     "thinking_budget": {"thinking_budget": 3, "thinking_marks": MARKS},
     "logits_processors": {"logits_processors": [{"fn": "tests.execution.processors.without", "ids": DIGITS}]},
 }
+REFUSED = ("thinking_budget", "logits_processors")  # by vLLM
 TOGETHER = {"top_k": 9, "top_p": 0.95, "min_new_tokens": 20, "bad_words": ("1", "ab"), "temperature": 0.8}
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.7}
 THINKING = [*QUESTIONS[:6], "1+2=<answer>", "<answer>12"]
@@ -176,22 +177,37 @@ def test_a_processor_that_changes_a_logit_is_for_evaluation(here):
     assert (batch["responses"] == 12).all()
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_vllm_has_not_is_refused_before_it_starts(path, name):
+    pytest.importorskip("ray")
+    from rlprims.execution.ray._checks import check
+
+    run = {
+        "algorithm": algorithms.reinforce(),
+        "temperature": 1.0,
+        "updates": 1,
+        "sampling": (Sampling(**OPTIONS[name]),),
+    }
+    model = ModelConfig(path=str(path), device="cpu")
+    with pytest.raises(ValueError, match="vLLM calls no logits_processors of ours, and counts") as error:
+        check(RayConfig(), model, run)
+    assert "\n" not in str(error.value)
+    check(RayConfig(engine="hf"), model, run)
+
+
 @pytest.mark.ray
 def test_vllm_draws_the_same(path, here):
     """Tokens and log-probs of each option are those of the local sampler, and the ratio is 1."""
-    samplings = (Sampling(thinking_budget=3, thinking_marks=MARKS),)
-    execution = cluster(path, algorithms.reinforce(), engine="vllm", sampling=samplings)
+    execution = cluster(path, algorithms.reinforce(), engine="vllm")
     try:
-        cases = {k: v for k, v in OPTIONS.items() if k != "logits_processors"} | {"penalties": PENALTIES}
+        cases = {k: v for k, v in OPTIONS.items() if k not in REFUSED} | {"penalties": PENALTIES}
         cases |= {kind: {"structured": {kind: form}} for kind, form in FORMS.items()}
         for name, options in cases.items():
-            how = {"kind": EvaluatedSampling, "texts": THINKING if name == "thinking_budget" else QUESTIONS}
-            theirs, ours = (generate(each, **how, **options) for each in (execution, here))
-            same = slice(6, None) if name == "thinking_budget" else slice(None)  # its count of late thinking is its own
+            theirs, ours = (generate(each, EvaluatedSampling, **options) for each in (execution, here))
             for column in ("responses", "response_mask", "attention_mask", "ended"):
-                assert theirs[column][same].tolist() == ours[column][same].tolist(), (name, column)
+                assert theirs[column].tolist() == ours[column].tolist(), (name, column)
             close = {"rtol": 0, "atol": 1e-4, "msg": name}
-            torch.testing.assert_close(theirs["rollout_log_probs"][same], ours["rollout_log_probs"][same], **close)
+            torch.testing.assert_close(theirs["rollout_log_probs"], ours["rollout_log_probs"], **close)
             if name != "penalties":
                 check_ratio(execution, theirs)
     finally:

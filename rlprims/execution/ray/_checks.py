@@ -4,7 +4,6 @@ vLLM checks the values of its options when an engine starts. Their names are rea
 """
 
 import ast
-from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +26,6 @@ _DECIDED = {
     "kv_cache_memory_bytes": "ray.kv_cache_bytes",
     "max_num_seqs": "model.max_rows_per_generation",
     "seed": "the run's seed",
-    "reasoning_config": "sampling.thinking_marks",
     "structured_outputs_config": None,
     **dict.fromkeys(("max_model_len", "logprobs_mode", "max_logprobs", "worker_extension_cls", "disable_log_stats")),
 }
@@ -52,15 +50,6 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
         routed_layers(model.path, "router_aux_loss_coef: 0")
     if model.replay_routes:
         _check_routes(cluster, model)
-
-
-def with_thinking(cluster: RayConfig, samplings: Sequence[Sampling]) -> RayConfig:
-    """Return the config with the marks of thinking for vLLM's engines, if a sampling has a budget."""
-    marks = next((each.thinking_marks for each in samplings if each.thinking_budget is not None), None)
-    if marks is None or cluster.engine != "vllm":
-        return cluster
-    named = dict(zip(("reasoning_start_str", "reasoning_end_str"), marks, strict=True))
-    return cluster.model_copy(update={"engine_options": {**cluster.engine_options, "reasoning_config": named}})
 
 
 def with_whole_paths(model: ModelConfig) -> ModelConfig:
@@ -101,8 +90,9 @@ def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
 
 def _check_sampling(sampling: Sampling, model: ModelConfig) -> None:
     """Raise an error for what vLLM has not, or if which tokens it kept is seen in a large vocabulary's log-probs."""
-    if sampling.logits_processors:
-        raise ValueError("logits_processors: vLLM does not call them; use ray.engine: hf, or execution: local")
+    if sampling.logits_processors or sampling.thinking_budget is not None:
+        own = "vLLM calls no logits_processors of ours, and counts the tokens of thinking_budget in another way"
+        raise ValueError(f"sampling: {own}; use ray.engine: hf, or execution: local")
     size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
     if sampling.filters and not sampling.top_k and size > _MOST_LOG_PROBS:
         raise ValueError(

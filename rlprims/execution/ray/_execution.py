@@ -34,7 +34,7 @@ from rlprims.execution.hf import StepTotals, special_ids, with_counts, with_crit
 from rlprims.execution.hf._models import shards_of
 from rlprims.execution.hf._routes import without_routes
 from rlprims.execution.ray._calls import WorkerLost, fetch
-from rlprims.execution.ray._checks import check, with_thinking, with_whole_paths
+from rlprims.execution.ray._checks import check, with_whole_paths
 from rlprims.execution.ray._cluster import Say, connect
 from rlprims.execution.ray._head import HEAD, start
 from rlprims.execution.ray._rollouts import DeviceSharing
@@ -70,7 +70,6 @@ class RayExecution:
         begun = time.monotonic()
         model = with_whole_paths(model)
         check(cluster, model, run)
-        cluster = with_thinking(cluster, run.get("sampling", ()))
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
         self.tolerance = TOLERANCE[cluster.mixed_precision or model.dtype]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
-from vllm.config import ReasoningConfig, StructuredOutputsConfig, WeightTransferConfig
+from vllm.config import StructuredOutputsConfig, WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
@@ -26,7 +26,7 @@ from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
-from rlprims.execution.hf._rules import Followers, rules_of
+from rlprims.execution.hf._rules import rules_of
 from rlprims.execution.hf._sampling import Responses
 from rlprims.execution.ray._vllm_scorer import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
@@ -109,11 +109,8 @@ class VllmEngine:
             ours["enable_chunked_prefill"] = False
             if EngineArgs(model=model.path).create_model_config().has_inner_state:  # and vLLM caches states by chunks
                 ours["enable_prefix_caching"] = False
-        more = dict(cluster.engine_options)
-        if "reasoning_config" in more:
-            more["reasoning_config"] = ReasoningConfig(**more["reasoning_config"])
         try:
-            self.llm = LLM(**ours | more)
+            self.llm = LLM(**ours | cluster.engine_options)
         except ValueError as error:
             if "Model Runner V2" not in str(error):
                 raise
@@ -205,30 +202,25 @@ class VllmEngine:
                 if span.version.isdecimal():
                     versions[i, span.start : span.end] = int(span.version)
         kept: tuple[Tensor | None, Tensor | None] = None, None
-        forced = None
-        if sampling.thinking_budget is not None:  # the only end marks that are certain; vLLM counts in its own way
-            end = self.tokenizer.encode(sampling.thinking_marks[1], add_special_tokens=False)
-            forced = torch.isin(tokens, torch.tensor(end)) & mask & (log_probs == 0)
         if sampling.truncates:
             left = [sorted(token for token, x in entry.items() if x.logprob > -math.inf) for entry in entries]
             sets = [one if len(one) < self.vocabulary else [] for one in left]  # empty if all were kept
-            sets = sets if sampling.filters else self._sets(call)
+            sets = sets if sampling.filters else self._ruled(call)
             kept_ids = torch.tensor([token for one in sets for token in one], dtype=torch.int32)
             counts = torch.tensor([len(one) for one in sets], dtype=torch.int32)
             kept = kept_ids, torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
-        responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call), forced)
+        responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call))
         width, pad = call.prompt_width, self.pad_token_id
         sampled = with_responses(call.prompts, responses, prompt_width=width, pad_token_id=pad)
         sampled["versions"] = versions
         return sampled
 
-    def _sets(self, call: _Call) -> list[list[int]]:
+    def _ruled(self, call: _Call) -> list[list[int]]:
         """The set of each token by the rules of the sampling, row after row."""
-        without_thinking = call.sampling.model_copy(update={"thinking_budget": None})
-        rules = rules_of(without_thinking, self.tokenizer, self.end_ids, self.vocabulary)
-        found = list[list[int]]()
+        rules, found = rules_of(call.sampling, self.tokenizer, self.end_ids, self.vocabulary), list[list[int]]()
+        assert rules is not None
         for prompt, response in zip(prompt_ids(call.prompts, call.prompt_width), call.responses, strict=True):
-            row = rules(prompt) if rules else Followers([], None)
+            row = rules(prompt)
             found += [row.after(token)[0] for token in [None, *response.token_ids][:-1]]
         return found
 
@@ -315,13 +307,11 @@ class VllmEngine:
 
 def _shaping(sampling: Sampling) -> dict[str, Any]:
     """vLLM's names of the options that read the tokens before."""
-    structured = sampling.structured and StructuredOutputsParams(**sampling.structured)
-    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    return {name: getattr(sampling, name) for name in names} | {
+    return {
         "min_tokens": min(sampling.min_new_tokens, sampling.max_new_tokens),
         "bad_words": list(sampling.bad_words),
-        "thinking_token_budget": sampling.thinking_budget,
-        "structured_outputs": structured,
+        "structured_outputs": sampling.structured and StructuredOutputsParams(**sampling.structured),
+        **sampling.model_dump(include={"repetition_penalty", "presence_penalty", "frequency_penalty"}),
     }
 
 
