@@ -14,7 +14,7 @@ REASONS = {
     """,
     "single laws, and their effort, which check_* chooses by itself": "test_laws test_laws_slow",
     "parts of a rank or an engine in processes without Ray, beside one process": """
-        execution/fsdp_ranks execution/tensor_ranks execution/v2_process
+        execution/fsdp_ranks execution/tensor_ranks execution/test_execution_sets execution/v2_process
     """,
     "the wire between ranks and engines, which breaks on purpose": """
         execution/test_execution_sync execution/test_execution_transfer

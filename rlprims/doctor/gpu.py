@@ -224,7 +224,7 @@ def _one_card(config: Config, console: Any, device: torch.device) -> Iterator[Li
         why = f"{' and '.join(missing)} not installed" if missing else "no GPU: doctor --cluster CONFIG tries it"
         yield Line("Ray and vLLM on this card", why, None, "not tried")
         return
-    ray = config.ray.model_copy(update={"colocate": True})
+    ray = config.ray.model_copy(update={"colocate": True, "gpus_per_worker": config.ray.gpus_per_worker or 1.0})
     for found in try_cluster(config.model_copy(update={"execution": "ray", "ray": ray}), console):
         yield Line(f"Ray and vLLM: {found.what}", found.found, found.ok, found.remedy)
 

@@ -151,7 +151,12 @@ def test_check_refuses_top_p_without_top_k_of_a_large_vocabulary(
     run: Any = {"algorithm": algorithms.grpo(kl_coef=0.0), "temperature": 1.0, "updates": 1}
     run["sampling"] = (Sampling(), sampling)  # of training, and of an evaluation
     with pytest.raises(ValueError, match=r"all 50000 tokens.*set sampling\.top_k") if is_refused else nullcontext():
-        check(RayConfig(), ModelConfig(path=str(tmp_path)), run)
+        check(RayConfig(), ModelConfig(path=str(tmp_path), device="cpu"), run)
+    # A GPU's runner returns the sets, but not of tokens that another model drafted.
+    check(RayConfig(gpus_per_worker=1), ModelConfig(path=str(tmp_path), device="cpu"), run)
+    drafted = RayConfig(gpus_per_worker=1, engine_options={"speculative_config": {}})
+    with pytest.raises(ValueError, match=r"all 50000 tokens.*set sampling\.top_k") if is_refused else nullcontext():
+        check(drafted, ModelConfig(path=str(tmp_path), device="cpu"), run)
 
 
 @pytest.mark.ray

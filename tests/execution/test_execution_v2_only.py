@@ -1,4 +1,4 @@
-"""What only vLLM's GPU runner (V2) gives: log-probs of given tokens, and the experts of each token.
+"""What only vLLM's GPU runner (V2) gives: log-probs of given tokens, experts, and sampling masks.
 
 The engines are in processes of their own, which ``v2_process.py`` starts.
 """
@@ -14,8 +14,8 @@ import torch
 from rlprims import algorithms
 from rlprims.data_proto import DataProto
 from tests import tiny
-from tests.execution.execution_contract import local, v2_environment
-from tests.execution.v2_process import COLUMNS, SAMPLINGS, sample, sample_long, turn_around
+from tests.execution.execution_contract import local, prompts, v2_environment
+from tests.execution.v2_process import COLUMNS, FILTERS, QUESTIONS, SAMPLINGS, sample, sample_long, turn_around
 
 pytestmark = pytest.mark.ray
 
@@ -44,6 +44,28 @@ def test_v2_scores_as_the_teacher_of_one_process(model_path, teacher_path, tmp_p
     for name, rows in (("likeliest", batch.select(batch_keys=COLUMNS)), ("given", batch)):
         expected = one.teacher_top(rows, 3)["teacher_topk_log_probs"]
         torch.testing.assert_close(scores[name][mask], expected[mask], rtol=0, atol=2e-5)
+
+
+def test_v2_returns_the_sets_of_its_log_probs_and_of_one_process(tmp_path):
+    """Calls run together: some with a filter, greedy and plain ones. A set of more than 2,048 ids comes as bits."""
+    model = tiny.save_model(tmp_path / "model", vocab_size=3000)
+    run_v2("sets", model, tmp_path)
+    one, sizes = local(model, algorithms.reinforce()), {}
+    for name, sampling in FILTERS.items():
+        masks, scores = (DataProto.load(tmp_path / f"{name} {way}") for way in ("masks", "log-probs"))
+        expected = one.generate(prompts(QUESTIONS), sampling, seed=5, prompt_width=12)
+        sets = ["kept_counts", "kept_ids"] if sampling.truncates else []
+        assert ("kept_ids" in masks) == sampling.truncates
+        for column in ["responses", "response_mask", "ended", *sets]:
+            for a, b, c in zip(*(batch[column].unbind() for batch in (masks, scores, expected)), strict=True):
+                assert torch.equal(a, b), (name, column, "log-probs")
+                assert torch.equal(a, c), (name, column, "one process")
+        assert torch.equal(masks["rollout_log_probs"], scores["rollout_log_probs"])
+        torch.testing.assert_close(masks["rollout_log_probs"], expected["rollout_log_probs"], rtol=0, atol=2e-5)
+        sizes |= {name: int(masks["kept_counts"].max())} if sets else {}
+    assert sizes["nothing left out"] == 0
+    assert sizes["wide"] > 2048
+    assert sizes["top_k"] == 5
 
 
 def test_v2_records_the_experts_of_one_process(tmp_path):

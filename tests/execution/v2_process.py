@@ -1,7 +1,8 @@
 """A process with an engine on vLLM's V2 runner.
 
 ``python v2_process.py routes MODEL OUT`` samples and saves batches with experts, also with cached prompts and over an
-update. ``python v2_process.py teacher MODEL OUT TEACHER`` scores the batch in OUT.
+update. ``python v2_process.py teacher MODEL OUT TEACHER`` scores the batch in OUT. ``python v2_process.py sets MODEL
+OUT`` samples with each filter, with sampling masks and with log-probs.
 """
 
 import sys
@@ -18,7 +19,17 @@ SAMPLINGS = {
     "plain": Sampling(max_new_tokens=6),
     "truncated": Sampling(max_new_tokens=4, temperature=0.7, top_k=12, top_p=0.9, min_p=0.01),
 }
-
+FILTERS = {
+    "top_k": Sampling(max_new_tokens=4, top_k=5),
+    "top_p": Sampling(max_new_tokens=4, top_p=0.8),
+    "wide": Sampling(max_new_tokens=4, top_p=0.99),
+    "min_p": Sampling(max_new_tokens=4, min_p=0.1),
+    "stopped": Sampling(max_new_tokens=10, top_p=0.9, stop=("a", "1")),
+    "all three": Sampling(max_new_tokens=4, temperature=0.7, top_k=20, top_p=0.9, min_p=0.02),
+    "nothing left out": Sampling(max_new_tokens=4, min_p=1e-9),
+    "greedy": Sampling(max_new_tokens=4, top_p=0.9).greedy(),
+    "plain": Sampling(max_new_tokens=6),
+}
 
 LONG = tuple(question * 8 for question in QUESTIONS[:2] for _ in range(2))  # two samples of each, of several blocks
 LONG_SAMPLING = Sampling(max_new_tokens=10)
@@ -98,8 +109,27 @@ def record_routes(model, out):
     save_with_routes(engine, out)
 
 
+def save_sets(model, out):
+    from rlprims.execution.ray._vllm import VllmEngine
+
+    config = ModelConfig(path=model, device="cpu")
+    engine = VllmEngine(config, tiny.tokenizer(), RayConfig(kv_cache_bytes=64 << 20), context_window=64)
+    assert engine.has_masks, "vLLM took its V1 runner"
+    for number, sampling in enumerate(FILTERS.values()):  # all calls together
+        engine.begin(number, prompts(QUESTIONS), sampling, seed=5, prompt_width=12)
+    complete = {}
+    while len(complete) < len(FILTERS):
+        complete |= engine.step()
+    for number, name in enumerate(FILTERS):
+        complete[number].save(out / f"{name} masks")
+    engine.has_masks = False
+    for name, sampling in FILTERS.items():
+        engine.begin(0, prompts(QUESTIONS), sampling, seed=5, prompt_width=12)
+        ended(engine).save(out / f"{name} log-probs")
+
+
 def main(what, model, out, *teacher):
-    {"routes": record_routes, "teacher": score_as_teacher}[what](model, Path(out), *teacher)
+    {"routes": record_routes, "sets": save_sets, "teacher": score_as_teacher}[what](model, Path(out), *teacher)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,11 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
     for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():
-        _check_sampling(sampling, model)
+        check_options(sampling)
+    if cluster.engine == "vllm" and (_on_cpus(cluster, model) or "speculative_config" in cluster.engine_options):
+        size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
+        for sampling in run.get("sampling", ()):
+            check_truncation(sampling, size)
     if run["algorithm"].needs_teacher:
         check_teacher_engine(cluster, model, temperature=run["temperature"])
     if model.router_aux_loss_coef:
@@ -88,12 +92,15 @@ def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
             raise ValueError(f"{place}: {fix}")
 
 
-def _check_sampling(sampling: Sampling, model: ModelConfig) -> None:
-    """Raise an error for what vLLM has not, or if which tokens it kept is seen in a large vocabulary's log-probs."""
+def check_options(sampling: Sampling) -> None:
+    """Raise an error for what vLLM does not do, or does with other numbers."""
     if sampling.logits_processors or sampling.thinking_budget is not None:
         own = "vLLM calls no logits_processors of ours, and counts the tokens of thinking_budget in another way"
         raise ValueError(f"sampling: {own}; use ray.engine: hf, or execution: local")
-    size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
+
+
+def check_truncation(sampling: Sampling, size: int) -> None:
+    """Raise an error if the log-probs of a large vocabulary are needed to know which tokens the sampler kept."""
     if sampling.filters and not sampling.top_k and size > _MOST_LOG_PROBS:
         raise ValueError(
             f"sampling: top_p and min_p without top_k ask vLLM for the log-probs of all {size} tokens of the "
@@ -137,10 +144,14 @@ def _known_options() -> set[str]:
 def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:
     """Raise an error if experts cannot be recorded: by a model without experts, or by vLLM without a GPU."""
     routed_layers(model.path)
-    gpus = cluster.all_pools[cluster.roles.rollout].gpus
-    if cluster.engine == "vllm" and not gpus and device_of(model).type == "cpu":
+    if cluster.engine == "vllm" and _on_cpus(cluster, model):
         raise ValueError(
             "model.replay_routes: expected engines with a GPU (ray.gpus_per_worker, or pools with gpus), because only "
             "vLLM's model runner V2 records experts, got engines on a CPU; use ray.engine: hf, or set "
             "model.replay_routes: false"
         )
+
+
+def _on_cpus(cluster: RayConfig, model: ModelConfig) -> bool:
+    """Whether the engines that sample are on CPUs, where vLLM takes its model runner V1."""
+    return not cluster.all_pools[cluster.roles.rollout].gpus and device_of(model).type == "cpu"

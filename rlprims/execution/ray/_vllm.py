@@ -1,12 +1,12 @@
 """The vLLM engine. Its log-probs are of the distribution that it samples from, after temperature, top-k and so on."""
 
-import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
@@ -17,6 +17,7 @@ from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.outputs import SamplingMaskLists
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
@@ -28,6 +29,8 @@ from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.hf._rules import rules_of
 from rlprims.execution.hf._sampling import Responses
+from rlprims.execution.ray._checks import check_options, check_truncation
+from rlprims.execution.ray._kept import rows_of_log_probs, rows_of_masks, sets_of
 from rlprims.execution.ray._vllm_scorer import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
@@ -123,13 +126,20 @@ class VllmEngine:
         self._calls: dict[int, _Call] = {}
         self._recomputes = cluster.running_requests == "recompute"
         self.version = 0  # the version of the weights
-        self.vocabulary = int(self.llm.llm_engine.model_config.get_vocab_size())
         self.tokenizer = tokenizer
+        config = self.llm.llm_engine.vllm_config
+        self.vocabulary = int(config.model_config.get_vocab_size())
+        # V2 can return the sets. Its option would refuse greedy requests and those without top_k, so it is not set.
+        self.has_masks, self._returns_masks = config.use_v2_model_runner and not config.speculative_config, False
+        if self.has_masks:
+            self.llm.llm_engine.engine_core.engine_core.scheduler.return_sampling_mask = True
+            SamplingMaskLists.to_nested_list = rows_of_masks
 
     def begin(self, call: int, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> None:
         ids = prompt_ids(prompts, prompt_width)
         seeds = sample_seeds(seed, prompts["sample_id"].tolist()).tolist()
         requests = list[str]()
+        self._prepare(sampling)
         try:
             for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
                 ends = [] if sampling.ignore_eos else self.end_ids
@@ -167,8 +177,18 @@ class VllmEngine:
         rows = len(self._calls.pop(call).responses) if call in self._calls else 0
         self.llm.llm_engine.abort_request([f"{call}/{row}" for row in range(rows)])
 
+    def _prepare(self, sampling: Sampling) -> None:
+        """Let the runner return sets while a call truncates; a ValueError if it cannot and log-probs are too many."""
+        check_options(sampling)
+        running = (call.sampling for call in self._calls.values())
+        if not self.has_masks:
+            check_truncation(sampling, self.vocabulary)
+        elif (wanted := any(x.filters for x in (sampling, *running))) != self._returns_masks:
+            self.llm.collective_rpc("return_masks", args=(wanted,))
+            self._returns_masks = wanted
+
     def _parameters(self, sampling: Sampling, request_seed: int, *, ends: list[int]) -> SamplingParams:
-        # Beside the sampled token's log-prob, as many as show which tokens were kept: also those as likely as the k-th.
+        # Without masks, as many log-probs as show which tokens were kept: also those as likely as the k-th.
         some = sampling.top_k + _TIES if sampling.top_k else self.vocabulary
         return SamplingParams(
             temperature=sampling.temperature,
@@ -176,7 +196,8 @@ class VllmEngine:
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=request_seed,
-            logprobs=min(self.vocabulary, some) if sampling.filters else 0,
+            logprobs=min(self.vocabulary, some) if sampling.filters and not self.has_masks else 0,
+            flat_logprobs=True,  # lists of numbers instead of an object for each number
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=ends,
             ignore_eos=True,  # self.end_ids has the end tokens of the generation config
@@ -189,12 +210,11 @@ class VllmEngine:
         )
 
     def _answer(self, call: _Call) -> DataProto:
-        sampling, limit = call.sampling, call.sampling.max_new_tokens
-        drawn = [token for response in call.responses for token in response.token_ids]
-        entries = [entry for response in call.responses for entry in response.logprobs]
-        tokens, mask = right_padded([response.token_ids for response in call.responses], limit, self.pad_token_id)
+        sampling, limit, pad = call.sampling, call.sampling.max_new_tokens, self.pad_token_id
+        flat = [response.logprobs for response in call.responses]
+        tokens, mask = right_padded([response.token_ids for response in call.responses], limit, pad)
         log_probs = torch.zeros(mask.shape)
-        log_probs[mask] = torch.tensor([entry[token].logprob for token, entry in zip(drawn, entries, strict=True)])
+        log_probs[mask] = torch.tensor([x.logprobs[i] for x in flat for i in x.start_indices])
         ended = torch.tensor([_ended(response, limit) for response in call.responses], dtype=torch.int8)
         versions = torch.full(mask.shape, self.version)
         for i, response in enumerate(call.responses):
@@ -203,25 +223,24 @@ class VllmEngine:
                     versions[i, span.start : span.end] = int(span.version)
         kept: tuple[Tensor | None, Tensor | None] = None, None
         if sampling.truncates:
-            left = [sorted(token for token, x in entry.items() if x.logprob > -math.inf) for entry in entries]
-            sets = [one if len(one) < self.vocabulary else [] for one in left]  # empty if all were kept
-            sets = sets if sampling.filters else self._ruled(call)
-            kept_ids = torch.tensor([token for one in sets for token in one], dtype=torch.int32)
-            counts = torch.tensor([len(one) for one in sets], dtype=torch.int32)
+            rows = list[Any]() if sampling.filters else self._ruled(call)
+            for x in call.responses if sampling.filters else ():
+                masks = x.sampling_mask.token_ids if x.sampling_mask else []  # None if it has no token
+                rows += masks if self.has_masks else rows_of_log_probs(x.logprobs)
+            kept_ids, counts = sets_of(rows, self.vocabulary)
             kept = kept_ids, torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
         responses = Responses(tokens, mask, log_probs, ended, *kept, self._routes(call))
-        width, pad = call.prompt_width, self.pad_token_id
-        sampled = with_responses(call.prompts, responses, prompt_width=width, pad_token_id=pad)
+        sampled = with_responses(call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=pad)
         sampled["versions"] = versions
         return sampled
 
-    def _ruled(self, call: _Call) -> list[list[int]]:
+    def _ruled(self, call: _Call) -> list[Any]:
         """The set of each token by the rules of the sampling, row after row."""
-        rules, found = rules_of(call.sampling, self.tokenizer, self.end_ids, self.vocabulary), list[list[int]]()
+        rules, found = rules_of(call.sampling, self.tokenizer, self.end_ids, self.vocabulary), list[Any]()
         assert rules is not None
         for prompt, response in zip(prompt_ids(call.prompts, call.prompt_width), call.responses, strict=True):
             row = rules(prompt)
-            found += [row.after(token)[0] for token in [None, *response.token_ids][:-1]]
+            found += [np.array(row.after(token)[0], np.int32) for token in [None, *response.token_ids][:-1]]
         return found
 
     def _routes(self, call: _Call) -> Tensor | None:
@@ -248,6 +267,7 @@ class VllmEngine:
             else self._parameters(sampling.model_copy(update={"max_new_tokens": length}), seed, ends=[])
             for length, seed in zip(lengths, seeds, strict=True)
         ]
+        self._prepare(sampling or Sampling())
         self.llm.reset_prefix_cache()  # an earlier call may have cached these prompts
         prompts = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch["prompt_ids"]]
         lora = self.adapter and self.adapter.request

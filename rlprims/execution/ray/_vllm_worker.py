@@ -16,6 +16,8 @@ from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS, _p
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu.sample import sampler
+from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 
 from rlprims.execution.hf._draw import draw
 from rlprims.execution.ray._wire import Endpoint, Receiver, Sums, checksums
@@ -37,6 +39,16 @@ class CpuDraw(nn.Module):
         seeds = [generators[row].initial_seed() if row in generators else 0 for row in range(count)]
         positions = self.runner[0].seq_lens[:count].long() - 1
         return draw(logits, torch.tensor(seeds, dtype=torch.int64), positions), logits.log_softmax(-1)
+
+
+class _Masks(SamplingMaskTensors):  # type: ignore[misc]
+    """vLLM's sampling masks, of a whole vocabulary without ids: greedy requests and others without a filter have it."""
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, *args: Any, **options: Any) -> Any:
+        masks = super().from_logits(logits, *args, **options)
+        masks.counts.masked_fill_(masks.counts == logits.shape[1], 0)
+        return masks
 
 
 class _Loading:
@@ -157,6 +169,11 @@ class WorkerExtension:
         if not has_it:
             self.model_runner.sampler.topk_topp_sampler = CpuDraw(self.model_runner)
         return has_it
+
+    def return_masks(self, wanted: bool) -> None:
+        """Make runner V2 return the ids that each token could have been."""
+        sampler.SamplingMaskTensors = _Masks
+        self.model_runner.sampler.return_sampling_mask = wanted
 
     def received_sums(self) -> Sums:
         """Return the checksums of the tensors that the last update brought."""
