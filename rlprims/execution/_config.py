@@ -52,6 +52,8 @@ class Sampling(_Config):
             need = f"at most max_new_tokens={limit}, and no ignore_eos, with which no token ends a response"
             raise ValueError(f"min_new_tokens={least}: expected {need}")
         more = least or self.ignore_eos or self.bad_words or self.thinking_budget is not None or self.logits_processors
+        if missing := [fn.path for fn in self.logits_processors if fn.unbound]:
+            raise ValueError(f"logits_processors: {missing[0]} needs values: write {{fn: ..., name: value}}")
         if self.structured is not None and more:
             others = "min_new_tokens, ignore_eos, bad_words, thinking_budget and logits_processors"
             raise ValueError(f"structured says alone what may follow: leave out {others}")
