@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlprims import algorithms
 from rlprims.ended import Ended
-from rlprims.execution import EvaluatedSampling, ModelConfig, RayConfig, Sampling
-from rlprims.execution._columns import kept_of
+from rlprims.execution import EvaluatedSampling, ModelConfig, RayConfig, Sampling, kept_of
 from rlprims.execution.hf._rules import penalized
 from tests import tiny
 from tests.execution.execution_contract import LIMIT, QUESTIONS, WIDTH, cluster, local, prompts
