@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
 CONSTRAINTS ?= constraints/dev.txt
 RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
-DEV = -e ".[train,rewards,track,lora,gguf,data]" --group dev
+DEV = -e ".[train,rewards,track,lora,structured,gguf,data]" --group dev
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
@@ -122,7 +122,7 @@ $(VENV)/.train: pyproject.toml constraints/dev.txt
 	@touch $@
 
 $(VENV)/.llm: $(VENV)/.train
-	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[lora,gguf]"
+	.ci/install $(VENV) $(PYTHON) -c constraints/dev.txt -e ".[lora,structured,gguf]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)

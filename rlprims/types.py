@@ -31,10 +31,11 @@ Scalar: TypeAlias = Annotated[Tensor, "float ()"]
 
 
 class SamplingSupport(NamedTuple):
-    """The set of ids that each token was sampled from, if the sampler truncates: top-k, top-p, min-p.
+    """The set of ids that each token was sampled from, if the sampler leaves some out: top-k, top-p, min-p, bad words.
 
     The N tokens are packed, or those of (B, T) row after row. Token n was drawn from ``ids[offsets[n]:offsets[n +
-    1]]``. A token with an empty set was drawn from the whole vocabulary, or is not a response token.
+    1]]``; or, if these are negative, from all but the ids ~v of them. A token with an empty set was drawn from the
+    whole vocabulary, or is not a response token.
 
     >>> kept = SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 2, 2]))  # the sets {0, 3}, and the vocabulary
     >>> kept.allowed(4).int()
@@ -42,7 +43,7 @@ class SamplingSupport(NamedTuple):
             [1, 1, 1, 1]], dtype=torch.int32)
     """
 
-    ids: Annotated[Tensor, "int (K,), the sets one after another"]
+    ids: Annotated[Tensor, "int (K,), the sets one after another; of a set all or none are negative"]
     offsets: Annotated[Tensor, "int (N+1,), where each set begins and ends"]
 
     @classmethod
@@ -55,6 +56,18 @@ class SamplingSupport(NamedTuple):
         sizes = counts.flatten().long()
         return cls(ids, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
+    @classmethod
+    def from_allowed(cls, allowed: Annotated[Tensor, "bool (N, V)"]) -> "SamplingSupport":
+        """The sets of these masks, each as what it has or as what it leaves out, whichever is less.
+
+        >>> SamplingSupport.from_allowed(torch.tensor([[True, False, False], [True, True, False]])).ids
+        tensor([ 0, -3])
+        """
+        leaves_out = allowed.sum(-1) * 2 > allowed.shape[-1]
+        written = allowed ^ leaves_out[:, None]
+        token, ids = written.nonzero().unbind(-1)
+        return cls.from_counts(torch.where(leaves_out[token], ~ids, ids), written.sum(-1))
+
     @property
     def token_of(self) -> Tensor:
         """(K,): the token that each id belongs to."""
@@ -63,12 +76,13 @@ class SamplingSupport(NamedTuple):
 
     def allowed(self, vocabulary: int, start: int = 0) -> Annotated[Tensor, "bool (N, V)"]:
         """Which ids each token could have been: of the whole vocabulary, or of the V ids of a shard from ``start``."""
-        columns = self.ids.long() - start
+        columns = self._names.long() - start
         is_inside = (columns >= 0) & (columns < vocabulary)
         columns = torch.where(is_inside, columns, vocabulary)  # the ids of other shards go to an extra last column
         none = torch.zeros(self.offsets.shape[0] - 1, vocabulary + 1, dtype=torch.bool, device=self.ids.device)
-        in_set = none.index_put((self.token_of, columns), torch.ones_like(self.ids, dtype=torch.bool))
-        return in_set[:, :vocabulary] | (self.offsets.diff() == 0)[:, None]
+        token = self.token_of
+        in_set = none.index_put((token, columns), torch.ones_like(self.ids, dtype=torch.bool))
+        return in_set[:, :vocabulary] ^ self._leaves_out(token)[:, None]
 
     def contains(self, token_ids: Annotated[Tensor, "int64 (N,)"]) -> Annotated[Tensor, "bool (N,)"]:
         """Whether each token is in its own set.
@@ -77,8 +91,17 @@ class SamplingSupport(NamedTuple):
         tensor([False,  True])
         """
         token = self.token_of
-        found = torch.zeros_like(token_ids).index_add(0, token, (self.ids == token_ids[token]).to(token_ids.dtype))
-        return (found > 0) | (self.offsets.diff() == 0)
+        found = torch.zeros_like(token_ids).index_add(0, token, (self._names == token_ids[token]).to(token_ids.dtype))
+        return (found > 0) ^ self._leaves_out(token)
+
+    @property
+    def _names(self) -> Tensor:
+        """(K,): the ids, also those that are left out."""
+        return torch.where(self.ids < 0, ~self.ids, self.ids)
+
+    def _leaves_out(self, token: Tensor) -> Tensor:
+        """(N,): whether the set of a token has the ids that are left out: none, or negative ones."""
+        return (self.offsets.diff() == 0).index_put((token,), self.ids < 0)
 
     def take(self, tokens: Annotated[Tensor, "int64 (M,)"]) -> "SamplingSupport":
         """The sets of these tokens, in their order. The number of ids is read from the device.

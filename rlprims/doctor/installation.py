@@ -29,6 +29,7 @@ _PACKAGES = (
     ("rich", "tables and the progress line", _TRAIN),
     ("matplotlib", "rlprims plot", _TRAIN),
     ("peft", "model.lora", hint("lora")),
+    ("llguidance", "sampling.structured", hint("structured")),
     ("ray", "execution: ray", _CLUSTER),
     ("aiohttp_cors", "ray job submit, Ray's dashboard", "pip install 'ray[default]'"),
     ("vllm", "ray.engine: vllm", _CLUSTER),

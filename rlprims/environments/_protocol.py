@@ -63,7 +63,9 @@ class Completion:
     version: int | Sequence[int] = 0
     """The version of the weights; one number per token if they changed during the completion."""
     kept: Sequence[Any] | None = None
-    """For each token the ids that top-k, top-p or min-p kept."""
+    """For each token the ids that it was drawn from; of negative ones, ~v were left out."""
+    trainable: bool | Sequence[bool] = True
+    """False for a token that was forced and not drawn, such as the end of a thinking budget."""
 
 
 class Sampler(Protocol):

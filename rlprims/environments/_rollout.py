@@ -282,5 +282,6 @@ def _turn(prompt_ids: Sequence[int], completion: Completion, left: int | None) -
         completion.log_probs[:left],
         version=version if isinstance(version, int) else version[:left],
         finish="length" if cut else completion.finish,
+        trainable=completion.trainable if isinstance(completion.trainable, bool) else completion.trainable[:left],
         extras={} if completion.kept is None else {"kept": completion.kept[:left]},
     )

@@ -4,7 +4,9 @@
 """
 
 from rlprims.execution._columns import Kind, kept_columns, kept_of, kind_of, reads_means, reads_reference
-from rlprims.execution._config import LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, Sampling
+from rlprims.execution._config import (
+    EvaluatedSampling, LoraConfig, ModelConfig, OptimizerConfig, ProfileConfig, Sampling,
+)  # fmt: skip
 from rlprims.execution._observed import Profile, Profiler, Work, WorkerReport
 from rlprims.execution._protocol import (
     BatchStream, Critic, Execution, ExecutionError, Finish, Models, Observable, RewardScorer, RunNeeds, Stream,
@@ -13,8 +15,8 @@ from rlprims.execution._protocol import (
 from rlprims.execution._ray_config import PoolConfig, RayConfig
 
 __all__ = [
-    "BatchStream", "Critic", "Execution", "ExecutionError", "Finish", "Kind", "LoraConfig", "ModelConfig", "Models",
-    "Observable", "OptimizerConfig", "PoolConfig", "Profile", "ProfileConfig", "Profiler", "RayConfig", "RewardScorer",
-    "RunNeeds", "Sampling", "Stream", "Teacher", "UpdateReport", "Work", "WorkerReport", "kept_columns", "kept_of",
-    "kind_of", "reads_means", "reads_reference",
+    "BatchStream", "Critic", "EvaluatedSampling", "Execution", "ExecutionError", "Finish", "Kind", "LoraConfig",
+    "ModelConfig", "Models", "Observable", "OptimizerConfig", "PoolConfig", "Profile", "ProfileConfig", "Profiler",
+    "RayConfig", "RewardScorer", "RunNeeds", "Sampling", "Stream", "Teacher", "UpdateReport", "Work", "WorkerReport",
+    "kept_columns", "kept_of", "kind_of", "reads_means", "reads_reference",
 ]  # fmt: skip

@@ -1,10 +1,14 @@
 """The settings of models, optimizers, sampling and profiles. Those of a cluster are in ``_ray_config``."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rlprims.algorithms import BoundFunction
+
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
 class _Config(BaseModel):
@@ -23,23 +27,59 @@ class Sampling(_Config):
         le=1,
         description="nucleus: the smallest number of the likeliest tokens whose probabilities reach this sum",
     )
-    min_p: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="tokens kept: those with at least this share of the largest probability; 0: all",
+    min_p: float = Field(default=0.0, ge=0, le=1, description="least share of the largest probability; 0: all tokens")
+    stop: tuple[Text, ...] = Field(default=(), description="texts that end a response, besides the end token")
+    min_new_tokens: int = Field(default=0, ge=0, description="tokens before an end token or a stop text")
+    ignore_eos: bool = Field(default=False, description="true: no end token ends a response, only limit or stop text")
+    bad_words: tuple[Text, ...] = Field(default=(), description="texts that are not drawn, also after a space")
+    structured: dict[Literal["json", "regex", "grammar"], Any] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="form of a response: {json: schema}, {regex: ...} or {grammar: ...} in Lark's notation",
     )
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="texts that end a response, besides the end-of-sequence token"
-    )
+    thinking_budget: int | None = Field(default=None, ge=0, description="tokens of thinking, which ends then")
+    thinking_marks: tuple[Text, Text] = Field(default=("<think>", "</think>"), description="begin and end of thinking")
+    logits_processors: tuple[BoundFunction, ...] = Field(default=(), description="paths of `fn(token_ids, logits)`")
+    repetition_penalty: float = Field(default=1.0, gt=0, description="only of evaluations, as the next two")
+    presence_penalty: float = Field(default=0.0, description="taken from the logits of the response's tokens")
+    frequency_penalty: float = Field(default=0.0, description="the same, times their number")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Sampling":
+        least, limit = self.min_new_tokens, self.max_new_tokens
+        if least > limit or (least and self.ignore_eos):
+            need = f"at most max_new_tokens={limit}, and no ignore_eos, with which no token ends a response"
+            raise ValueError(f"min_new_tokens={least}: expected {need}")
+        more = least or self.ignore_eos or self.bad_words or self.thinking_budget is not None or self.logits_processors
+        if missing := [fn.path for fn in self.logits_processors if fn.unbound]:
+            raise ValueError(f"logits_processors: {missing[0]} needs values: write {{fn: ..., name: value}}")
+        if self.structured is not None and more:
+            others = "min_new_tokens, ignore_eos, bad_words, thinking_budget and logits_processors"
+            raise ValueError(f"structured says alone what may follow: leave out {others}")
+        return self
 
     def greedy(self) -> "Sampling":
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
 
     @property
+    def filters(self) -> bool:
+        """Whether likely tokens are kept: top-k, top-p, min-p."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
     def truncates(self) -> bool:
         """Whether tokens are drawn from a part of the vocabulary. The sets are then recorded with the responses."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        masks = self.min_new_tokens > 0 or self.bad_words or self.structured or self.logits_processors
+        return self.filters or (self.temperature > 0 and bool(masks))
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+class EvaluatedSampling(Sampling):
+    """Sampling of responses that nobody trains on: its processors may change the logits."""
 
 
 class LoraConfig(_Config):
@@ -51,7 +91,7 @@ class LoraConfig(_Config):
     rank: int = Field(default=16, ge=1, description="rank of the adapters' product B A")
     alpha: int = Field(default=32, ge=1, description="the adapters' output is multiplied by alpha / rank")
     rank_stabilized: bool = Field(default=False, description="true: the factor is alpha / sqrt(rank)")
-    target_modules: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    target_modules: Literal["all-linear"] | tuple[Text, ...] = Field(
         default="all-linear",
         description="all-linear, or names of linear layers, such as [q_proj, v_proj]; embedding and head are not "
         "possible",

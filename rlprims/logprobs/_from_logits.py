@@ -176,10 +176,13 @@ def check_kept(
             f"kept.offsets run from {int(offsets[0])} to {int(offsets[-1])}, expected 0 to {ids.shape[0]}, the number "
             "of kept.ids, and never to decrease; use SamplingSupport.from_counts"
         )
-    if ids.numel() and (ids.min() < 0 or ids.max() >= size):
+    if ids.numel() and (ids.min() < -size or ids.max() >= size):
         raise ValueError(
-            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {size} logits: [0, {size - 1}]"
+            f"kept.ids are in [{int(ids.min())}, {int(ids.max())}], expected ids of the {size} logits: "
+            f"[0, {size - 1}], or ~id of one that is left out"
         )
+    if ((ids[1:] < 0) ^ (ids[:-1] < 0))[kept.token_of.diff() == 0].any():
+        raise ValueError("kept: a set has ids and ids ~v that are left out, expected one kind in each set")
     if token_ids is None:
         return
     inside = kept.contains(token_ids.flatten())

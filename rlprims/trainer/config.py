@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlprims import algorithms, rewards
-from rlprims.execution import OptimizerConfig, Sampling
+from rlprims.execution import EvaluatedSampling, OptimizerConfig, Sampling
 from rlprims.runs.config import EvaluationSteps, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
 from rlprims.trainer.scoring.settings import COMPUTED
@@ -38,9 +38,14 @@ class EvaluationSampling(Section):
     temperature: float | None = Field(default=None, gt=0, description="null: that of sampling, as in the next two")
     top_k: int | None = Field(default=None, ge=0, description="number of the likeliest tokens that are kept; 0: all")
     top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus; 1: all tokens")
+    thinking_budget: int | None = Field(default=None, ge=0, description="null: that of sampling, as in the next four")
+    repetition_penalty: float | None = Field(default=None, gt=0, description="of prompt and response; 1: none")
+    presence_penalty: float | None = Field(default=None, description="of the response's tokens; 0: none")
+    frequency_penalty: float | None = Field(default=None, description="the same, times their number")
+    logits_processors: tuple[algorithms.BoundFunction, ...] | None = Field(default=None, description="may change all")
 
-    def over(self, sampling: Sampling) -> Sampling:
-        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+    def over(self, sampling: Sampling) -> EvaluatedSampling:
+        return EvaluatedSampling(**sampling.model_dump() | self.model_dump(exclude_none=True))
 
 
 class EvaluationSet(Section):
@@ -140,6 +145,8 @@ class Config(SamplingSettings):
             raise ValueError("evaluation.sets are besides data.eval: write one of them there")
         if self.data.environment is not None and any(one.verifier for one in self.evaluations().values()):
             raise ValueError("evaluation: an environment scores its own episodes: leave verifier out")
+        for each in self.evaluations().values():
+            each.sampling.over(self.sampling)  # an error if they do not go together
         used = [self.optimizer, *([self.critic.optimizer] if self.critic.optimizer else [])]
         if self.execution != "local" and any(each.name != "adamw" or each.lr_of for each in used):
             raise ValueError("optimizer.name: muon and optimizer.lr_of need execution: local: leave them out")

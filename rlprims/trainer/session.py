@@ -61,7 +61,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
-    backend = _backend(config, path, tokenizer, console)
+    backend = _backend(config, path, tokenizer, ends, console)
     execution = backend
     if config.replay is not None:
         known: dict[str, Any] = {"scores": config.replay_scores, "tokenizer": tokenizer, "end_ids": ends}
@@ -69,13 +69,18 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     return Parts(tokenizer, training, evaluation, execution, backend)
 
 
-def _backend(config: Config, path: str, tokenizer: Any, console: Console) -> Any:
+def _backend(config: Config, path: str, tokenizer: Any, ends: list[int], console: Console) -> Any:
+    from rlprims.execution.hf._rules import rules_of  # here, because it loads transformers
+
+    samplings = (config.sampling, *(one.sampling.over(config.sampling) for one in config.evaluations().values()))
+    for each in samplings:
+        rules_of(each, tokenizer, ends, len(tokenizer))  # an error before anything starts
     upc = config.algorithm.updates_per_batch
     model = config.model.model_copy(update={"path": path})
     run: RunNeeds = {
         "algorithm": config.algorithm,
         "temperature": config.sampling.temperature,
-        "sampling": (config.sampling, *(one.sampling.over(config.sampling) for one in config.evaluations().values())),
+        "sampling": samplings,
         "updates": max(1, config.steps - config.critic.warmup_steps) * upc,
         "critic_optimizer": config.critic.optimizer,
         "critic_updates": config.steps * upc * config.critic.updates_per_policy_update,

@@ -116,7 +116,9 @@ def check_teacher(config: SamplingSettings) -> None:
             raise ValueError(f"the algorithm reads hidden states, which needs {needed}")
     if config.algorithm.needs & {"teacher_topk_log_probs", "teacher_hidden"} and config.sampling.truncates:
         compared = "the whole softmax of teacher and student, but sampling truncates it"
-        raise ValueError(f"the algorithm compares {compared}: leave top_k, top_p and min_p out")
+        raise ValueError(
+            f"the algorithm compares {compared}: leave out top_k, top_p, min_p and all that removes tokens"
+        )
 
 
 def teacher_warnings(config: SamplingSettings) -> list[str]:

@@ -27,7 +27,7 @@ class Turn:
         agent: turns of different agents never share a row.
         extras: more columns, such as routed experts. Each has one entry per sampled id, or one per id of prompt and
             sampled ids together. The entries of ``kept`` are the ids that top-k, top-p or min-p left, including the
-            sampled one; None if the whole vocabulary was left.
+            sampled one, or ~v of those left out; None if the whole vocabulary was left.
 
     Raises:
         ValueError: lengths differ, ids are not integers, or ``finish`` is not a name of ``Ended``.
@@ -79,9 +79,10 @@ class Turn:
             return
         sampled_sets = sets[len(sets) - len(self.sampled_ids) :]
         for i, (sampled, kept) in enumerate(zip(self.sampled_ids, sampled_sets, strict=True)):
-            if kept is not None and len(kept) and sampled not in list(kept):
+            ids = [] if kept is None else list(kept)
+            if ids and (~sampled in ids if ids[0] < 0 else sampled not in ids):
                 raise ValueError(
-                    f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(kept)} ids: expected the "
+                    f"sampled_ids[{i}] is {sampled}, which is not in its kept set of {len(ids)} ids: expected the "
                     "set that the token was drawn from; use the sampler's set, and do not filter the logits again"
                 )
 

@@ -45,8 +45,13 @@ def sets(batch):
     for ids, counts, mask in zip(batch["kept_ids"].unbind(), batch["kept_counts"], batch["response_mask"], strict=True):
         parts = ids.split(counts.tolist())
         assert (counts[~mask] == 0).all()
-        found.append([set(part.tolist()) or None for part in parts[: int(mask.sum())]])
+        found.append([written(part.tolist()) for part in parts[: int(mask.sum())]])
     return found
+
+
+def written(ids):
+    """A set of the 32 tokens, which may be written as what it leaves out; None: all."""
+    return {*range(32)} - {~v for v in ids} if ids and ids[0] < 0 else set(ids) or None
 
 
 def by_hand(p, top_k=0, top_p=1.0, min_p=0.0):

@@ -24,10 +24,11 @@ def inputs(tokens: int = TOKENS, dtype: torch.dtype = torch.float64) -> tuple[Te
 
 
 def some_sets(token_ids: Tensor) -> tuple[SamplingSupport, Tensor]:
-    """Sets of one to V ids around each token, and every third token free; also as a mask, made by a loop."""
+    """Sets of one to V ids around each token, a third of them free, some by what is left out; also as a mask."""
     sets = [sorted({(int(token) + j) % VOCAB for j in range(1 + 5 * i % VOCAB)}) for i, token in enumerate(token_ids)]
     sets = [[] if i % 3 == 2 else ids for i, ids in enumerate(sets)]
     allowed = torch.tensor([[not ids or v in ids for v in range(VOCAB)] for ids in sets])
+    sets = [[~v for v in range(VOCAB) if v not in ids] if i % 4 == 1 and ids else ids for i, ids in enumerate(sets)]
     counts = torch.tensor([len(ids) for ids in sets])
     return SamplingSupport.from_counts(
         torch.tensor([v for ids in sets for v in ids], dtype=torch.int32), counts
@@ -326,8 +327,10 @@ def test_a_wrong_kind_of_sets_is_an_error() -> None:
         from_logits(
             torch.zeros(3, 3), torch.zeros(3).long(), SamplingSupport(torch.tensor([0]), torch.tensor([0, 1, 0, 1]))
         )
-    with pytest.raises(ValueError, match=r"kept.ids are in \[-1, 0\]"):
-        ask(SamplingSupport(torch.tensor([0, -1]), torch.tensor([0, 1, 2])))
+    with pytest.raises(ValueError, match=r"kept.ids are in \[-4, 0\]"):
+        ask(SamplingSupport(torch.tensor([0, ~3]), torch.tensor([0, 1, 2])))
+    with pytest.raises(ValueError, match="expected one kind in each set"):
+        ask(SamplingSupport(torch.tensor([0, ~1]), torch.tensor([0, 2, 2])))
     with pytest.raises(ValueError, match=r"kept.ids are in \[0, 3\], expected ids of the 3 logits: \[0, 2\]"):
         ask(SamplingSupport(torch.tensor([0, 3]), torch.tensor([0, 1, 2])))
     with pytest.raises(ValueError, match="expected integers"):

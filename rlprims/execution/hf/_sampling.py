@@ -19,6 +19,7 @@ from rlprims.execution.hf._cache import Cache
 from rlprims.execution.hf._draw import Choice, draw, sample_seeds
 from rlprims.execution.hf._families import ONE_LENGTH
 from rlprims.execution.hf._routes import are_read, recorded, routes_column
+from rlprims.execution.hf._rules import Followers, Shaped, rules_of
 from rlprims.logprobs import from_logits
 from rlprims.types import SamplingSupport
 
@@ -28,9 +29,10 @@ class Responses(NamedTuple):
     mask: Tensor  # bool (B, T)
     log_probs: Tensor  # float32 (B, T), of the distribution that was sampled from
     ended: Tensor  # int8 (B,), why: codes of Ended
-    kept_ids: Tensor | None = None  # int32 (K,), row after row: what top-k, top-p or min-p left; None: they are off
+    kept_ids: Tensor | None = None  # int32 (K,), row after row: sets that tokens were drawn from; None: the vocabulary
     kept_counts: Tensor | None = None  # int32 (B, T), how many of these ids each token has
     routes: Tensor | None = None  # int16 (N, L, K), row after row: the experts of each token that was read
+    forced: Tensor | None = None  # bool (B, T), tokens that are not the policy's
 
 
 def processed(sampling: Sampling) -> Callable[[Tensor], Tensor]:
@@ -59,24 +61,25 @@ class _Drawn:
     def __init__(self, rows: int, sampling: Sampling, pad_id: int, device: torch.device) -> None:
         limit = sampling.max_new_tokens
         self.tokens = torch.full((rows, limit), pad_id, dtype=torch.int64, device=device)
-        self.mask = torch.zeros(rows, limit, dtype=torch.bool, device=device)
+        self.mask, self.forced = torch.zeros(2, rows, limit, dtype=torch.bool, device=device)
         self.log_probs = torch.zeros(rows, limit, dtype=torch.float32, device=device)
         self.ended = torch.full((rows,), Ended.LENGTH, dtype=torch.int8, device=device)
         self.truncates = sampling.truncates
         self.kept_ids = [torch.zeros(0, dtype=torch.int32)]  # position after position
         self.kept_counts = torch.zeros(limit, rows, dtype=torch.int32)
 
-    def add(self, t: int, rows: Tensor, choice: Choice, active: Tensor) -> None:
-        """Add what was chosen for these rows (A,) where they are active."""
+    def add(self, t: int, rows: Tensor, choice: Choice, active: Tensor, forced: Tensor | None) -> None:
+        """Add what was chosen for these rows (A,) where they are active, or what was forced."""
         # Not by indices of the active rows: the process would wait for the device to count them.
         self.tokens[rows, t] = torch.where(active, choice.tokens, self.tokens[rows, t])
         self.mask[rows, t] = active
         self.log_probs[rows, t] = torch.where(active, choice.log_probs, 0.0)
+        if forced is not None:
+            self.forced[rows, t], active = forced & active, active & ~forced
         if self.truncates:
-            left = choice.logits[active].isfinite()
-            left = left & ~left.all(-1, keepdim=True)  # no ids for a row in which all are finite
-            self.kept_ids.append(left.nonzero()[:, 1].int().cpu())
-            self.kept_counts[t, rows[active].cpu()] = left.sum(-1, dtype=torch.int32).cpu()
+            kept = SamplingSupport.from_allowed(choice.logits[active].isfinite())
+            self.kept_ids.append(kept.ids.int().cpu())
+            self.kept_counts[t, rows[active].cpu()] = kept.offsets.diff().int().cpu()
 
     def responses(self, routes: Tensor | None) -> Responses:
         kept: tuple[Tensor | None, Tensor | None] = None, None
@@ -84,7 +87,7 @@ class _Drawn:
             by_position = SamplingSupport.from_counts(torch.cat(self.kept_ids), self.kept_counts)
             by_row = rearrange(torch.arange(self.kept_counts.numel()), "(t b) -> (b t)", t=len(self.kept_counts))
             kept = by_position.take(by_row).ids, self.kept_counts.T.contiguous()
-        return Responses(self.tokens, self.mask, self.log_probs, self.ended, *kept, routes)
+        return Responses(self.tokens, self.mask, self.log_probs, self.ended, *kept, routes, self.forced)
 
 
 @torch.no_grad()
@@ -101,17 +104,19 @@ def sample(
     ends_text: Callable[[list[int]], bool] | None = None,
     take_routes: Callable[[], Tensor] | None = None,
     fixed: bool = False,
+    shaped: Shaped | None = None,
 ) -> Responses:
     """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``.
 
     ``take_routes`` returns the experts of the tokens that the model has read since its last call, (N, L, K).
-    ``fixed``: keys and values have fixed places if the model can, and on a GPU a token is a CUDA graph.
+    ``fixed``: keys and values have fixed places if the model can, and on a GPU a token is a CUDA graph. ``shaped`` has
+    the options that read the tokens before.
     """
     rows, device = len(source), prompts.device
     process, seeds = processed(sampling), seeds.to(device)
 
     def choose(logits: Tensor, seeds: Tensor, positions: Tensor) -> Choice:
-        logits = process(logits.float())
+        logits = process(logits.float() if shaped is None else shaped(logits.float()))
         tokens = draw(logits, seeds, positions[:, 0]) if sampling.temperature > 0 else logits.argmax(-1)
         return Choice(tokens, from_logits(logits, tokens), (tokens[:, None] == end_ids).any(-1), logits)
 
@@ -132,13 +137,15 @@ def sample(
             attention, positions = nn.functional.pad(attention, (0, 1), value=1), positions + 1
             choice = cache.next(inputs, positions, attention, seeds[row_of])
         routes.add(t, row_of, inputs)
-        drawn.add(t, row_of, choice, active)
+        drawn.add(t, row_of, choice, active, None if shaped is None else shaped.forced)
         ended, inputs = choice.ends, choice.tokens[:, None]
         if ends_text is not None:
-            texts = [ends_text(row) for row in drawn.tokens[row_of, : t + 1].tolist()]
+            texts = [ends_text(row) for row in drawn.tokens[row_of, sampling.min_new_tokens : t + 1].tolist()]
             ended = ended | torch.tensor(texts, dtype=torch.bool, device=device)
         drawn.ended[row_of] = torch.where(ended & active, Ended.STOP.value, drawn.ended[row_of])
         active = active & ~ended
+        if shaped is not None:
+            shaped.add(choice.tokens)
         number_active = int(active.sum())
         if not number_active:
             break
@@ -147,6 +154,8 @@ def sample(
             cache.select(left)
             row_of, attention, positions, inputs = row_of[left], attention[left], positions[left], inputs[left]
             active = active[left]
+            if shaped is not None:
+                shaped.rows = row_of.tolist()
     return drawn.responses(routes.of_read(torch.cat([prompt_mask[source], drawn.mask], 1)))
 
 
@@ -197,6 +206,12 @@ class Generation:
         index = {prompt: i for i, prompt in enumerate(distinct)}
         padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
         device = next(self.module.parameters()).device
+        vocabulary = self.module.config.get_text_config().vocab_size  # type: ignore[union-attr,operator]
+        ends = [] if sampling.ignore_eos else self.end_ids
+        rules = rules_of(sampling, self.tokenizer, ends, vocabulary)
+        shaped = None
+        if rules is not None or sampling.logits_processors or sampling.penalizes:
+            shaped = Shaped(sampling, [rules(prompt) if rules else Followers([], None) for prompt in ids], ids)
         with recorded(self.module) if self.routes else nullcontext() as take_routes:
             return sample(
                 self.module,
@@ -205,11 +220,12 @@ class Generation:
                 torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
                 sampling,
                 seeds=seeds,
-                end_ids=torch.tensor(self.end_ids, device=device),
+                end_ids=torch.tensor(ends, dtype=torch.int64, device=device),
                 pad_id=self.pad_token_id,
                 ends_text=self._ends_text(sampling),
                 take_routes=take_routes,
-                fixed=device.type == "cuda" and not self.routes,
+                fixed=device.type == "cuda" and not self.routes and shaped is None,
+                shaped=shaped,
             )
 
     def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:
@@ -241,7 +257,8 @@ def with_responses(
     ids = prompt_ids(prompts, prompt_width)
     width = max(map(len, ids), default=0) if prompt_width is None else prompt_width
     padded, mask = left_padded(ids, width, pad_token_id)
-    attention = torch.cat([mask, responses.mask], 1)
+    attention, own = torch.cat([mask, responses.mask], 1), responses.mask
+    own = own if responses.forced is None else own & ~responses.forced
     more: dict[str, Tensor] = {}
     if responses.kept_ids is not None and responses.kept_counts is not None:
         more |= kept_columns(responses.kept_ids, responses.kept_counts)
@@ -252,7 +269,7 @@ def with_responses(
             "prompts": padded,
             "responses": responses.tokens,
             "attention_mask": attention,
-            "response_mask": responses.mask,
+            "response_mask": own,
             "rollout_log_probs": responses.log_probs,
             "ended": responses.ended,
             **more,

@@ -25,6 +25,7 @@ _DECIDED = {
     "kv_cache_memory_bytes": "ray.kv_cache_bytes",
     "max_num_seqs": "model.max_rows_per_generation",
     "seed": "the run's seed",
+    "structured_outputs_config": None,
     **dict.fromkeys(("max_model_len", "logprobs_mode", "max_logprobs", "worker_extension_cls", "disable_log_stats")),
 }
 """Options that other settings decide, or None: this library needs one value."""
@@ -40,6 +41,8 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     """Raise a ValueError if cluster and models do not fit together."""
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
+    for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():
+        check_options(sampling)
     if cluster.engine == "vllm" and (_on_cpus(cluster, model) or "speculative_config" in cluster.engine_options):
         size = int(AutoConfig.from_pretrained(model.path).get_text_config().vocab_size)
         for sampling in run.get("sampling", ()):
@@ -86,9 +89,16 @@ def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:
             raise ValueError(f"{place}: {fix}")
 
 
+def check_options(sampling: Sampling) -> None:
+    """Raise an error for what vLLM does not do, or does with other numbers."""
+    if sampling.logits_processors or sampling.thinking_budget is not None:
+        own = "vLLM calls no logits_processors of ours, and counts the tokens of thinking_budget in another way"
+        raise ValueError(f"sampling: {own}; use ray.engine: hf, or execution: local")
+
+
 def check_truncation(sampling: Sampling, size: int) -> None:
     """Raise an error if the log-probs of a large vocabulary are needed to know which tokens the sampler kept."""
-    if sampling.truncates and not sampling.top_k and size > _MOST_LOG_PROBS:
+    if sampling.filters and not sampling.top_k and size > _MOST_LOG_PROBS:
         raise ValueError(
             f"sampling: top_p and min_p without top_k ask vLLM for the log-probs of all {size} tokens of the "
             "vocabulary at each sampled token; set sampling.top_k too, such as 1000"

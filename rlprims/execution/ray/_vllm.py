@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
-from vllm.config import WeightTransferConfig
+from vllm.config import StructuredOutputsConfig, WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.outputs import SamplingMaskLists
 
 from rlprims.data_proto import DataProto
@@ -26,8 +27,9 @@ from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
 from rlprims.execution.hf._routes import routed_layers
+from rlprims.execution.hf._rules import rules_of
 from rlprims.execution.hf._sampling import Responses
-from rlprims.execution.ray._checks import check_truncation
+from rlprims.execution.ray._checks import check_options, check_truncation
 from rlprims.execution.ray._kept import rows_of_log_probs, rows_of_masks, sets_of
 from rlprims.execution.ray._vllm_options import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
@@ -96,6 +98,7 @@ class VllmEngine:
             "max_model_len": context_window,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
             "enable_return_routed_experts": model.replay_routes,
+            "structured_outputs_config": StructuredOutputsConfig(backend="guidance"),  # as the local sampler
             "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         }
         self.routed_layers = routed_layers(model.path) if model.replay_routes else None
@@ -122,6 +125,7 @@ class VllmEngine:
         self._calls: dict[int, _Call] = {}
         self._recomputes = cluster.running_requests == "recompute"
         self.version = 0  # the version of the weights
+        self.tokenizer = tokenizer
         config = self.llm.llm_engine.vllm_config
         self.vocabulary = int(config.model_config.get_vocab_size())
         # V2 can return the sets. Its option would refuse greedy requests and those without top_k, so it is not set.
@@ -137,7 +141,8 @@ class VllmEngine:
         self._prepare(sampling)
         try:
             for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
-                parameters = self._parameters(sampling, request_seed, ends=self.end_ids)
+                ends = [] if sampling.ignore_eos else self.end_ids
+                parameters = self._parameters(sampling, request_seed, ends=ends)
                 requests.append(self._add(f"{call}/{row}", prompt, parameters))
         except BaseException:  # for example if a prompt is too long
             self.llm.llm_engine.abort_request(requests, internal=True)
@@ -173,10 +178,11 @@ class VllmEngine:
 
     def _prepare(self, sampling: Sampling) -> None:
         """Let the runner return sets while a call truncates; a ValueError if it cannot and log-probs are too many."""
+        check_options(sampling)
         running = (call.sampling for call in self._calls.values())
         if not self.has_masks:
             check_truncation(sampling, self.vocabulary)
-        elif (wanted := any(x.truncates for x in (sampling, *running))) != self._returns_masks:
+        elif (wanted := any(x.filters for x in (sampling, *running))) != self._returns_masks:
             self.llm.collective_rpc("return_masks", args=(wanted,))
             self._returns_masks = wanted
 
@@ -189,7 +195,7 @@ class VllmEngine:
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=request_seed,
-            logprobs=min(self.vocabulary, some) if sampling.truncates and not self.has_masks else 0,
+            logprobs=min(self.vocabulary, some) if sampling.filters and not self.has_masks else 0,
             flat_logprobs=True,  # lists of numbers instead of an object for each number
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=ends,
@@ -199,6 +205,7 @@ class VllmEngine:
             detokenize=bool(sampling.stop),
             skip_special_tokens=False,  # a stop text may be a special token, as in the local sampler
             output_kind=RequestOutputKind.FINAL_ONLY,
+            **_shaping(sampling),
         )
 
     def _answer(self, call: _Call) -> DataProto:
@@ -215,8 +222,8 @@ class VllmEngine:
                     versions[i, span.start : span.end] = int(span.version)
         kept: tuple[Tensor | None, Tensor | None] = None, None
         if sampling.truncates:
-            rows = list[Any]()
-            for x in call.responses:
+            rows = list[Any]() if sampling.filters else self._ruled(call)
+            for x in call.responses if sampling.filters else ():
                 masks = x.sampling_mask.token_ids if x.sampling_mask else []  # None if it has no token
                 rows += masks if self.has_masks else rows_of_log_probs(x.logprobs)
             kept_ids, counts = sets_of(rows, self.vocabulary)
@@ -225,6 +232,15 @@ class VllmEngine:
         sampled = with_responses(call.prompts, responses, prompt_width=call.prompt_width, pad_token_id=pad)
         sampled["versions"] = versions
         return sampled
+
+    def _ruled(self, call: _Call) -> list[Any]:
+        """The set of each token by the rules of the sampling, row after row."""
+        rules, found = rules_of(call.sampling, self.tokenizer, self.end_ids, self.vocabulary), list[Any]()
+        assert rules is not None
+        for prompt, response in zip(prompt_ids(call.prompts, call.prompt_width), call.responses, strict=True):
+            row = rules(prompt)
+            found += [np.array(row.after(token)[0], np.int32) for token in [None, *response.token_ids][:-1]]
+        return found
 
     def _routes(self, call: _Call) -> Tensor | None:
         """The experts of each token that was read, int16 (N, L, K), row after row."""
@@ -306,6 +322,16 @@ class VllmEngine:
     def mismatched_tensors(self, sent: Sums) -> list[str]:
         fused = self.llm.collective_rpc("fused_names")[0]
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
+
+
+def _shaping(sampling: Sampling) -> dict[str, Any]:
+    """vLLM's names of the options that read the tokens before."""
+    return {
+        "min_tokens": min(sampling.min_new_tokens, sampling.max_new_tokens),
+        "bad_words": list(sampling.bad_words),
+        "structured_outputs": sampling.structured and StructuredOutputsParams(**sampling.structured),
+        **sampling.model_dump(include={"repetition_penalty", "presence_penalty", "frequency_penalty"}),
+    }
 
 
 def _ended(response: Any, limit: int) -> Ended:

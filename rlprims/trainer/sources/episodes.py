@@ -146,7 +146,7 @@ def completions_of(rows: DataProto) -> list[Completion]:
     """The turns that an execution sampled."""
     completions, kept = list[Completion](), None
     for i in range(len(rows)):
-        mask = rows["response_mask"][i]
+        mask = rows["attention_mask"][i, rows["prompts"].shape[1] :].bool()
         if "kept_ids" in rows:
             parts = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
             kept = [part.tolist() or None for part in parts]
@@ -158,6 +158,7 @@ def completions_of(rows: DataProto) -> list[Completion]:
                 finish=Ended(int(rows["ended"][i])).label,  # type: ignore[arg-type]
                 version=of_tokens or int(rows["weights_version"][i]),
                 kept=kept,
+                trainable=rows["response_mask"][i][mask].tolist(),
             )
         )
     return completions

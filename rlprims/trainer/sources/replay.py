@@ -11,8 +11,8 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import BatchStream, Models, Sampling, Stream, kept_columns
-from rlprims.execution._columns import left_padded, right_padded
+from rlprims.execution import BatchStream, Models, Sampling, Stream
+from rlprims.execution._columns import right_padded
 from rlprims.runs.records import open_rollouts
 from rlprims.trainer.sources.group import TURN
 
@@ -52,40 +52,32 @@ class Replay:
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         if seed != self.seed:
             return self.execution.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
+        from rlprims.execution.hf._sampling import Responses, with_responses  # here, because it loads transformers
+
         limit = sampling.max_new_tokens
         pairs = zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
         rows = [self._row(int(i), list(ids)) for i, ids in pairs]
         if too_long := [row for row in rows if len(row["response_ids"]) > limit]:
             sample, count = too_long[0]["sample_id"], len(too_long[0]["response_ids"])
             raise ValueError(f"{self.run}: sample {sample} has {count} tokens, the limit is {limit}")
-        if prompt_width is None:
-            prompt_width = max((len(row["prompt_ids"]) for row in rows), default=0)
-        padded, in_prompt = left_padded([row["prompt_ids"] for row in rows], prompt_width, self.pad_token_id)
         responses, mask = right_padded([row["response_ids"] for row in rows], limit, self.pad_token_id)
         sampled = [log_prob for row in rows for log_prob in row["rollout_log_probs"]]
         log_probs = torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(sampled, dtype=torch.float32))
         sets = [ids for row in rows for ids in row.get("kept") or [[]] * len(row["response_ids"])]
         counts = torch.tensor([len(ids) for ids in sets], dtype=torch.int32)
-        versions = [int(row.get("weights_version", self.weights_version)) for row in rows]
-        recorded = DataProto.from_dict(
-            tensors={
-                "prompts": padded,
-                "responses": responses,
-                "attention_mask": torch.cat([in_prompt, mask], 1),
-                "response_mask": mask,
-                "rollout_log_probs": log_probs,
-                "ended": torch.tensor([self._end_reason(row, sampling) for row in rows], dtype=torch.int8),
-                "weights_version": torch.tensor(versions),
-            }
-        )
+        kept: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
         if any("kept" in row for row in rows):
             kept_ids = torch.tensor([token for ids in sets for token in ids], dtype=torch.int32)
-            kept_counts = torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
-            recorded = recorded.union(DataProto.from_dict(kept_columns(kept_ids, kept_counts)))
+            kept = kept_ids, torch.zeros(mask.shape, dtype=torch.int32).masked_scatter(mask, counts)
+        ended = torch.tensor([self._end_reason(row, sampling) for row in rows], dtype=torch.int8)
+        found = Responses(responses, mask, log_probs, ended, *kept)
+        recorded = with_responses(prompts, found, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
+        versions = [int(row.get("weights_version", self.weights_version)) for row in rows]
+        recorded["weights_version"] = torch.tensor(versions)
         if self.scores:
             scores = [row.get("score") for row in rows]
             recorded["rm_scores"] = torch.tensor([math.nan if score is None else float(score) for score in scores])
-        return prompts.union(recorded)
+        return recorded
 
     def _row(self, sample_id: int, prompt_ids: list[int]) -> dict[str, Any]:
         row = self.samples.get(sample_id)

@@ -48,6 +48,6 @@ def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: i
 
 def with_texts(tokenizer: Any, sampled: DataProto) -> DataProto:
     """The rows with their responses as text."""
-    pairs = zip(sampled["responses"], sampled["response_mask"], strict=True)
+    pairs = zip(sampled["responses"], sampled["attention_mask"].bool()[:, sampled["prompts"].shape[1] :], strict=True)
     texts = [tokenizer.decode(tokens[mask], skip_special_tokens=True) for tokens, mask in pairs]
     return sampled.union(DataProto.from_dict(tensors={}, non_tensors={"response": texts}))

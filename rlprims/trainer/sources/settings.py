@@ -62,6 +62,11 @@ class SamplingSettings(ScoringSettings):
     def _can_be_sampled(self) -> "SamplingSettings":
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature=0 is greedy, so all responses of a group are equal: use 1.0")
+        if self.sampling.penalizes:
+            need = "the trainer scores the policy's own distribution, which a penalty changes"
+            raise ValueError(f"sampling: {need}; write penalties into evaluation.sampling")
+        if self.replay is not None and self.sampling.thinking_budget is not None:
+            raise ValueError("replay: a recording does not say which tokens thinking_budget forced: leave one out")
         if self.data.environment is not None:
             self._check_episodes(self.data.environment)
         elif self.verifier is None and not self.rewards:
