@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, SupportsIndex, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 from torch import Tensor
 
 import rlprims
+from rlprims._imports import FileError, file_of, imported
 from rlprims._near import near
 from rlprims.trajectories import by_trajectory
 
@@ -76,6 +77,12 @@ class BoundFunction(BaseModel):
         if not _is_importable(self.fn):
             raise ValueError(f"{self.path} cannot be imported, expected a function of a module: define it in a module")
         return {"fn": self.path, **dict(self.bound)} if self.bound else self.path
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """For pickle: a function of a file goes by its path, as its module has no name in another process."""
+        if file_of(self.fn):
+            return BoundFunction.model_validate, ({"fn": self.path, **dict(self.bound)},)
+        return super().__reduce_ex__(protocol)
 
     @property
     def path(self) -> str:
@@ -162,21 +169,25 @@ def use(fn: Callable[..., Any] | str, **hyperparameters: Any) -> BoundFunction:
 
 
 def import_path(path: str) -> Any:
-    """The object at ``package.module.name``; ``losses.x`` is of this library, unless you have a package ``losses``.
+    """The object at ``package.module.name``, or at ``/folder/file.py:name``.
+
+    ``losses.x`` is of this library, unless you have a package ``losses``.
 
     >>> import_path("losses.token_mean") is import_path("rlprims.losses.token_mean")
     True
     """
     try:
-        return _imported(path)
+        return imported(path)
+    except FileError:
+        raise
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         # If a module exists and cannot be imported, it is the user's module, and its own error is the useful one.
         absent = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
         if (absent or isinstance(error, AttributeError)) and path.partition(".")[0] in rlprims.__all__:
             with suppress(ImportError, AttributeError):
-                return _imported(f"rlprims.{path}")
+                return imported(f"rlprims.{path}")
         fix, name = "write it as package.module.function", path.rpartition(".")[2]
-        paths = {each: f"{package}.{each}" for package in _PACKAGES for each in _imported(f"rlprims.{package}.__all__")}
+        paths = {each: f"{package}.{each}" for package in _PACKAGES for each in imported(f"rlprims.{package}.__all__")}
         if meant := near(name, paths):
             fix += f"; did you mean {paths[meant]}?"
         if "(" in path:
@@ -186,11 +197,6 @@ def import_path(path: str) -> Any:
 
 
 _PACKAGES = ("advantage", "corrections", "filters", "losses", "rewards", "rewards.verifiers")
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:
@@ -204,10 +210,10 @@ def _is_importable(fn: Callable[..., Any]) -> bool:
 def _public_path(fn: Callable[..., Any]) -> str:
     parts = fn.__module__.split(".")
     public = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    for module in public:
+    for module in public if file_of(fn) is None else ():
         if getattr(importlib.import_module(module), fn.__name__, None) is fn:
             return f"{module}.{fn.__name__}"
-    return f"{fn.__module__}.{fn.__qualname__}"
+    return file_of(fn) or f"{fn.__module__}.{fn.__qualname__}"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -141,7 +142,7 @@ def _identity(run: Path) -> tuple[str, str]:
     algorithm = config.get("algorithm", config.get("loss"))
     if isinstance(algorithm, dict):
         algorithm = algorithm.get("name", algorithm.get("fn"))
-    name = algorithm.rpartition(".")[2] if isinstance(algorithm, str) else algorithm
+    name = re.split("[.:]", algorithm)[-1] if isinstance(algorithm, str) else algorithm
     return str(name or "–"), str(config.get("seed", "–"))
 
 

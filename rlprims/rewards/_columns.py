@@ -1,11 +1,11 @@
 """The columns of the data that a function gets: by the names of its parameters, for one row or for several."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from rlprims import _imports
 from rlprims._near import near
 
 
@@ -118,10 +118,11 @@ def _columns(wanted: Wants, data: Data) -> tuple[list[list[Any]], dict[str, list
 
 @cache
 def imported(path: str) -> Callable[..., Any]:
-    """The function at ``package.module.name``."""
-    module, _, name = path.rpartition(".")
+    """The function at ``package.module.name`` or ``/folder/file.py:name``."""
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        found: Callable[..., Any] = _imports.imported(path)
+    except _imports.FileError:
+        raise
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(f"cannot import {path!r} ({error}): write it as package.module.function") from None
     return found

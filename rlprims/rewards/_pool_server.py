@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rlprims._imports import imported
 from rlprims.rewards._outcome import Failure, Outcome, outcomes, raised
 
 IDLE = -1
@@ -36,8 +37,7 @@ def main() -> None:
     try:
         for module in job["preload"]:
             importlib.import_module(module)
-        module, _, name = job["verifier"].rpartition(".")
-        verifier = getattr(importlib.import_module(module), name)
+        verifier = imported(job["verifier"])
     except Exception as error:
         _answer(control, {"error": str(raised(error))})
         return

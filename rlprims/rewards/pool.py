@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
+from rlprims._imports import absolute, file_of
 from rlprims.masking import check_choice
 from rlprims.rewards._columns import Bound, Data, by_row, imported, plain, wants
 from rlprims.rewards._outcome import Failure, Outcome, Scores, to_scores
@@ -82,7 +83,7 @@ class Pool:
         check_choice("timeout", timeout, AtLimit)
         if workers < 1 or seconds <= 0:
             raise ValueError(f"workers={workers} and seconds={seconds}, expected at least 1 worker and seconds above 0")
-        path = verifier if isinstance(verifier, str) else _path(verifier)
+        path = absolute(verifier) if isinstance(verifier, str) else _path(verifier)
         self._wants = wants(imported(path))
         self._seconds = seconds
         self._zero_at_limit = timeout == "zero"
@@ -361,7 +362,7 @@ def _path(verifier: Any) -> str:
     name = getattr(verifier, "__qualname__", None)
     if name is None:
         raise TypeError(f"{type(verifier).__name__} is not JSON")
-    path = f"{verifier.__module__}.{name}"
+    path = file_of(verifier) or f"{verifier.__module__}.{name}"
     if verifier.__module__ == "__main__" or imported(path) is not verifier:
         raise ValueError(f"{path} cannot be imported in another process: define the function in a module")
     return path

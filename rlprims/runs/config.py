@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rlprims._imports import absolute
 from rlprims._near import near, suggest
 from rlprims.algorithms import merge
 from rlprims.execution import ModelConfig, OptimizerConfig, ProfileConfig
@@ -91,6 +92,11 @@ class RunConfig(Section):
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value or ()
 
+    @field_validator("log_to")
+    @classmethod
+    def _whole_paths(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(absolute(name) for name in names)
+
     def to_yaml(self) -> str:
         text = json.dumps(self.model_dump(mode="json")).replace("${", r"\\${")  # no references when it is read again
         return yaml.safe_dump(json.loads(text), sort_keys=False)
@@ -107,8 +113,9 @@ def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> 
     values = read_yaml(path)
     for override in overrides:
         _set(values, override)
+    named = [values["modules"]] if isinstance(values["modules"], str) else values["modules"]
+    folders = values["modules"] = resolved(named, values, str(path), "modules")
     values = resolved(values, values, str(path), "")
-    folders = [values["modules"]] if isinstance(values["modules"], str) else values["modules"]
     sys.path += [folder for folder in folders if folder not in sys.path]
     setting, command = getattr(kind, "of_another_command", ("", ""))
     if setting in values:
@@ -143,7 +150,7 @@ def read_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def resolved(value: Any, settings: Mapping[str, Any], file: str, place: str) -> Any:
-    """``value`` with what its references name."""
+    """``value`` with what its references name, and whole paths of functions in files that are in ``modules``."""
     if isinstance(value, dict):
         return {key: resolved(each, settings, file, f"{place}.{key}".lstrip(".")) for key, each in value.items()}
     if not isinstance(value, str):
@@ -159,7 +166,8 @@ def resolved(value: Any, settings: Mapping[str, Any], file: str, place: str) -> 
             raise ValueError(rf"{file}: {place}: {found[0]} names nothing, or itself; as a text: \{found[0]}") from None
 
     whole = _REFERENCE.fullmatch(value)
-    return named(whole) if whole else _REFERENCE.sub(lambda found: str(named(found)), value).replace(r"\${", "${")
+    text = named(whole) if whole else _REFERENCE.sub(lambda found: str(named(found)), value).replace(r"\${", "${")
+    return absolute(text, settings.get("modules", ())) if isinstance(text, str) else text
 
 
 def _set(values: dict[str, Any], override: str) -> None:
@@ -189,7 +197,7 @@ def _lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
         elif e["type"] == "missing":
             message = f"is missing: write {e['loc'][-1]}: ..."
         elif "input" in e and not isinstance(e["input"], dict) and not message.endswith("?"):
-            message += f", not {e['input']!r}"
+            message += f", not {e['input']!r}" * (not message.startswith(f"{e['input']}: "))
         lines += [f"{place}: {part}" if place else part for part in message.splitlines()]
     return lines
 
