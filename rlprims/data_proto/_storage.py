@@ -37,13 +37,8 @@ from rlprims.data_proto._columns import Array, BatchError, Columns, Jagged, batc
 
 _FORMAT, _VERSION, _MANIFEST = "rlprims.data_proto", 2, "manifest.json"
 _DATA = re.compile(r"(fields)-[0-9a-f]{16}\.json|(tensors)-[0-9a-f]{16}\.safetensors")
-_SCALARS = {
-    np.dtype(kind).name: kind
-    for kind in (
-        *(np.bool_, np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64),
-        *(np.uint8, np.uint16, np.uint32, np.uint64),
-    )
-}
+_SCALARS = {"bool", "float16", "float32", "float64"}
+_SCALARS |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _STORABLE = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
     *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
@@ -260,10 +255,10 @@ def _json(value: Any, tensors: list[Tensor], where: str) -> Any:
         return {"$dict": [[_json(k, tensors, where), _json(v, tensors, where)] for k, v in value.items()]}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
-    if kind in _SCALARS.values():
-        return {"$scalar": [value.dtype.name, _json(value.item(), tensors, where)]}
     if kind is np.str_:
         return str(value)
+    if isinstance(value, np.generic) and value.dtype.name in _SCALARS:
+        return {"$scalar": [value.dtype.name, _json(value.item(), tensors, where)]}
     if kind is np.ndarray:
         return _encode_array(value, tensors, where)
     if isinstance(value, Tensor) and not value.is_nested:
@@ -309,8 +304,8 @@ def _decode(value: Any, tensors: list[Tensor]) -> Any:
             return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
         case "$bytes":
             return base64.b64decode(content, validate=True)
-        case "$scalar":
-            return _SCALARS[content[0]](_decode(content[1], tensors))
+        case "$scalar" if content[0] in _SCALARS:
+            return np.dtype(content[0]).type(_decode(content[1], tensors))
         case "$tensor" | "$array" if type(content) is int and content >= 0:
             return tensors[content] if kind == "$tensor" else tensors[content].numpy()
         case "$strings" if re.fullmatch(r"[<>]U\d{1,9}", content[0]):

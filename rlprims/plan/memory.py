@@ -127,7 +127,7 @@ class _Parts:
 
         config, ray = self.config, self.config.ray
         computed = 2 if self.is_ray and ray.mixed_precision is not None else self.width
-        number, tokens, answers, slots, _ = sizes.micro_batches(config, self.prompts)
+        number, tokens, answers, slots = sizes.micro_batches(config, self.prompts)
         tensor, again = (ray.training_tensor_parallel, ray.activation_checkpointing) if self.is_ray else (1, False)
         part = sizes.part_of(self.shape, tensor)
         return [
@@ -239,7 +239,7 @@ def _logits(config: Config, shape: Shape, answers: float, tile: int) -> Line:
     return Line("logits", whole, how, "model.fused_head, model.max_tokens_per_micro_batch")
 
 
-def table(found: Plan, *, measured: float | None = None) -> Any:
+def table(found: Plan) -> Any:
     """Return the plan as a table for the terminal."""
     from rlprims.reports.terminal import make_table
 
@@ -255,7 +255,6 @@ def table(found: Plan, *, measured: float | None = None) -> Any:
         ("an engine", found.engine),
         ("", [Line("an engine in all", total(found.engine), "", "")] if is_ray else []),
         ("after a step", found.sync),
-        ("", [] if measured is None else [Line("measured", measured, f"{found.peak / measured - 1:+.0%}", "")]),
     ]
     rows = [
         (title * (i == 0), line.what, text_of(line.bytes), line.how, line.lower)

@@ -48,8 +48,6 @@ class MicroBatches(NamedTuple):
     """Tokens of responses in the largest micro-batch."""
     slots: float
     """Tokens of the largest micro-batch. A shared prompt counts once for each response."""
-    tokens_of_step: float
-    """Tokens of all ranks, updates and micro-batches."""
 
 
 def shape_of(model: ModelConfig) -> Shape:
@@ -124,14 +122,14 @@ def engine_width(config: Config) -> int:
     return size
 
 
-def micro_batches(config: Config, prompts: Prompts, response: float | None = None) -> MicroBatches:
-    """Return the micro-batches of an update. ``response``: tokens of the mean response; None: the maximum length."""
+def micro_batches(config: Config, prompts: Prompts) -> MicroBatches:
+    """Return the micro-batches of an update, if all responses have the maximum length."""
     from rlprims.execution.hf._families import packs
 
     model, algorithm = config.model, config.algorithm
     ranks = config.ray.training_workers // config.ray.training_tensor_parallel if config.execution == "ray" else 1
-    longest = prompts.longest + config.sampling.max_new_tokens
-    response = response or config.sampling.max_new_tokens
+    response = config.sampling.max_new_tokens
+    longest = prompts.longest + response
     rows = config.prompts_per_step * algorithm.group_size / algorithm.mini_batches / ranks
     groups = max(1.0, rows / algorithm.group_size)
     tokens = rows * response + (groups if packs(model) else rows) * prompts.mean
@@ -142,7 +140,6 @@ def micro_batches(config: Config, prompts: Prompts, response: float | None = Non
         tokens=share * tokens,
         answers=share * rows * response,
         slots=share * rows * (prompts.mean + response),
-        tokens_of_step=tokens * algorithm.mini_batches * ranks,
     )
 
 

@@ -14,13 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlprims._event_loop import in_daemon
 from rlprims._files import flush, sha256
 from rlprims.data_proto import DataProto
 from rlprims.execution import Finish
@@ -34,23 +34,12 @@ class Background:
     """Runs tasks in a thread, one at a time. The next call of a method raises the error of a failed task."""
 
     def __init__(self) -> None:
-        self._task: Future[None] | None = None
+        self._task: Future[object] | None = None
 
     def begin(self, task: Callable[[], object]) -> None:
         """Wait for the task before, and start a task."""
         self.wait()
-        started: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                task()
-            except BaseException as error:
-                started.set_exception(error)
-            else:
-                started.set_result(None)
-
-        self._task = started
-        Thread(target=run, name="background", daemon=True).start()  # a daemon, so that the process can end without it
+        self._task = in_daemon(task, Future())
 
     def check(self) -> None:
         """Raise the task's error, if the task has failed. Does not wait for a running task."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlprims._json import finite_number
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
+from rlprims.grouping import rows_by_label
 
 _FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
@@ -123,10 +124,8 @@ def parsed(path: Path, step: int) -> Iterator[tuple[int, RecordedRow | ValueErro
 
 def by_group(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
     """The rows by group, groups in order of appearance. A row without a group is a group of its own."""
-    groups: dict[Any, list[RecordedRow]] = {}
-    for at, row in enumerate(rows):
-        groups.setdefault(("alone", at) if row.group is None else row.group, []).append(row)
-    return list(groups.values())
+    labels = [("alone", at) if row.group is None else row.group for at, row in enumerate(rows)]
+    return [[rows[at] for at in own] for own in rows_by_label(labels)]
 
 
 def _row(record: Any, step: int) -> RecordedRow:

@@ -1,6 +1,5 @@
 """The laws for each kind of primitive, and the effort at which each law is tested."""
 
-import inspect
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -15,22 +14,20 @@ from rlprims.testing import (
     _laws_tensors,
     _laws_transforms,
 )
-from rlprims.testing._call import Subject
-from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import Primitive
 
 Kind = Literal["advantage", "loss", "aggregation", "reward", "weights", "selector", "filter", "logits", "transforms"]
 Effort = Literal["quick", "compiler", "usual", "thorough"]
 
-Law: TypeAlias = Callable[[Primitive], None] | Callable[[LogitFunction], None] | Callable[[Subject], None]
+Law: TypeAlias = Callable[[Primitive], None]
 
 
 class Laws(NamedTuple):
     """The laws that each effort adds."""
 
-    quick: tuple[Law, ...]
-    usual: tuple[Law, ...]
-    thorough: tuple[Law, ...]
+    quick: tuple[Law, ...] = ()
+    usual: tuple[Law, ...] = ()
+    thorough: tuple[Law, ...] = ()
 
     def up_to(self, effort: Effort) -> dict[str, Law]:
         """The laws of an effort by name."""
@@ -51,17 +48,24 @@ _ALWAYS: tuple[Law, ...] = (
     _laws_errors.hyperparameters_matter,
     _laws_errors.unknown_choices_are_refused,
 )
-_WITH_A_MASK: tuple[Law, ...] = (
-    _laws_layout.padding_changes_nothing,
-    _laws_layout.packed_equals_padded,
-    _laws_layout.masked_is_absent,
-    _laws_layout.zero_outside_the_mask,
-    _laws_layout.nothing_valid_gives_zero,
-    _laws_errors.wrong_masks_are_refused,
-    _laws_tensors.any_nonzero_byte_is_true,
-)
-_WITH_GROUPS: tuple[Law, ...] = (_laws_layout.groups_may_be_renamed, _laws_errors.wrong_groups_are_refused)
-_WITH_ROLLOUTS: tuple[Law, ...] = (_laws_layout.rollouts_may_be_renamed, _laws_errors.wrong_rollouts_are_refused)
+_OF_DATA: dict[str, tuple[Law, ...]] = {
+    "response_mask": (
+        _laws_layout.padding_changes_nothing,
+        _laws_layout.packed_equals_padded,
+        _laws_layout.masked_is_absent,
+        _laws_layout.zero_outside_the_mask,
+        _laws_layout.nothing_valid_gives_zero,
+        _laws_errors.wrong_masks_are_refused,
+        _laws_tensors.any_nonzero_byte_is_true,
+    ),
+    "group_ids": (_laws_layout.groups_may_be_renamed, _laws_errors.wrong_groups_are_refused),
+    "trajectory_ids": (_laws_layout.rollouts_may_be_renamed, _laws_errors.wrong_rollouts_are_refused),
+}
+_OF_SHARDS: dict[str, Law] = {
+    "vocab": _laws_sharding.a_vocabulary_may_be_cut,
+    **dict.fromkeys(("all_reduce_rows", "shard"), _laws_sharding.sequences_may_be_cut),
+    "all_reduce": _laws_sharding.a_batch_may_be_spread,
+}
 _PER_ROW: tuple[Law, ...] = (
     _laws_layout.batches_may_be_merged,
     _laws_layout.nan_stays_in_its_group,
@@ -74,27 +78,32 @@ _GROUP_BASELINE: tuple[Law, ...] = (
     _laws_kinds.one_advantage_per_response,
 )
 _TWO_POLICIES: tuple[Law, ...] = (_laws_kinds.far_log_ratios_are_finite, _laws_kinds.impossible_tokens_are_finite)
-_AGGREGATION: tuple[Law, ...] = (
-    _laws_numeric.gradient_is_the_derivative,
-    _laws_kinds.parts_sum_to_the_whole,
-    _laws_kinds.rows_without_tokens_do_not_count,
-    _laws_kinds.it_is_linear,
-)
-_FILTER: tuple[Law, ...] = (
-    _laws_kinds.groups_are_kept_whole,
-    _laws_kinds.equal_scores_are_dropped,
-    _laws_kinds.unknown_scores_are_dropped,
-    _laws_kinds.twice_is_once,
-)
+_OF_KIND: dict[Kind, tuple[Law, ...]] = {
+    "aggregation": (
+        _laws_numeric.gradient_is_the_derivative,
+        _laws_kinds.parts_sum_to_the_whole,
+        _laws_kinds.rows_without_tokens_do_not_count,
+        _laws_kinds.it_is_linear,
+    ),
+    "selector": (_laws_kinds.every_token_gets_an_answer,),
+    "filter": (
+        _laws_kinds.groups_are_kept_whole,
+        _laws_kinds.equal_scores_are_dropped,
+        _laws_kinds.unknown_scores_are_dropped,
+        _laws_kinds.twice_is_once,
+    ),
+}
 _LOGITS: tuple[Law, ...] = (
     _laws_logits.any_leading_shape,
     _laws_logits.a_shift_of_logits_cancels,
     _laws_logits.banned_tokens_are_legal,
     _laws_logits.unread_rows_get_no_gradient,
     _laws_logits.float32_whatever_comes_in,
-    _laws_logits.inputs_are_untouched,
-    _laws_logits.gradient_is_the_derivative,
-    _laws_logits.hyperparameters_matter,
+    _laws_numeric.float64_stays,
+    _laws_numeric.inputs_are_untouched,
+    _laws_numeric.no_global_randomness,
+    _laws_numeric.gradient_is_the_derivative,
+    _laws_errors.hyperparameters_matter,
 )
 
 TRANSFORMS = Laws(
@@ -120,55 +129,33 @@ DERIVATIVES = Laws(
         _laws_transforms.gradients_have_gradients,
         _laws_transforms.second_derivative_is_right,
     ),
-    usual=(),
     thorough=(_laws_transforms.every_second_derivative_is_right,),
 )
 """The laws of functions that are differentiated."""
 
 PACKED = Laws(
-    quick=(),
     usual=(_laws_compile.packed_tokens_compile,),
     thorough=(_laws_compile.one_graph_for_all_packed_batches, _laws_compile.exports_packed_with_a_dynamic_batch),
 )
 """The laws of functions of tokens."""
 
 
-def laws_of(kind: Kind, subject: Primitive | LogitFunction) -> Laws:
+def laws_of(kind: Kind, p: Primitive) -> Laws:
     """The laws that apply to a function of this kind with these parameters."""
-    layers = [TRANSFORMS, Laws(_of_shards(subject), (), ())]
-    if subject.is_differentiable:
+    of_shards = dict.fromkeys(law for name, law in _OF_SHARDS.items() if name in p.parameters)
+    layers = [TRANSFORMS, Laws(tuple(of_shards))]
+    if p.is_differentiable:
         layers.append(DERIVATIVES)
-    if "packed" in subject.layouts:
+    if "packed" in p.layouts:
         layers.append(PACKED)
-    if isinstance(subject, Primitive) and kind != "transforms":
-        layers.append(Laws(_of_primitive(kind, subject), (), ()))
-    elif kind == "logits":
-        layers.append(Laws(_LOGITS, (), ()))
+    if kind != "transforms":
+        layers.append(Laws(_LOGITS if kind == "logits" else _of_primitive(kind, p)))
     return Laws(*(sum(laws, start=()) for laws in zip(*layers, strict=True)))
-
-
-def _of_shards(subject: Primitive | LogitFunction) -> tuple[Law, ...]:
-    """The laws of functions that compute a shard, by the parameters that they have for it."""
-    asked = set(inspect.signature(subject.fn).parameters)
-    laws: tuple[Law, ...] = ()
-    if "vocab" in asked:
-        laws += (_laws_sharding.a_vocabulary_may_be_cut,)
-    if asked & {"all_reduce_rows", "shard"}:
-        laws += (_laws_sharding.sequences_may_be_cut,)
-    if "all_reduce" in asked:
-        laws += (_laws_sharding.a_batch_may_be_spread,)
-    return laws
 
 
 def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:
     data = set(p.data)
-    laws = _ALWAYS
-    if "response_mask" in data:
-        laws += _WITH_A_MASK
-    if "group_ids" in data:
-        laws += _WITH_GROUPS
-    if "trajectory_ids" in data:
-        laws += _WITH_ROLLOUTS
+    laws = sum((laws for name, laws in _OF_DATA.items() if name in data), start=_ALWAYS)
     if kind not in ("aggregation", "selector"):
         laws += _PER_ROW
     if kind == "advantage" and {"group_ids", "rewards"} <= data:
@@ -183,9 +170,4 @@ def _of_primitive(kind: Kind, p: Primitive) -> tuple[Law, ...]:
             laws += _TWO_POLICIES
         if getattr(p.fn, "token_wise", False):
             laws += (_laws_kinds.tokens_are_independent,)
-    of_kind: dict[Kind, tuple[Law, ...]] = {
-        "aggregation": _AGGREGATION,
-        "selector": (_laws_kinds.every_token_gets_an_answer,),
-        "filter": _FILTER,
-    }
-    return laws + of_kind.get(kind, ())
+    return laws + _OF_KIND.get(kind, ())

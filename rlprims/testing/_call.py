@@ -1,14 +1,12 @@
 """A call of a function under test, for the transforms of torch: tensors by name, the batch as first dimension."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from rlprims.testing._cases import LARGE, TOY
 
 SHARED = "cu_seqlens"
 """The argument that splits packed tokens into sequences. All samples of one ``vmap`` share it."""
@@ -37,46 +35,39 @@ class Call:
         """A fixed random tensor with the shape of the value."""
         return random_like(self().detach(), seed=1)
 
-    def gradients(self, cotangent: Tensor, data: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The gradients of ⟨value, cotangent⟩ by autograd; 0 if the value does not depend on an input."""
-        leaves = {name: (data or self.data)[name].detach().clone().requires_grad_() for name in self.inputs}
-        value = self({**(data or {}), **leaves})
-        if not value.requires_grad:
-            return {name: torch.zeros_like(x) for name, x in leaves.items()}
-        return or_zeros(leaves, torch.autograd.grad(value, list(leaves.values()), cotangent, allow_unused=True))
+    def gradients(self, cotangent: Tensor) -> dict[str, Tensor]:
+        """The gradients of ⟨value, cotangent⟩ by autograd."""
+        leaves = {name: x.detach().clone().requires_grad_() for name, x in self.point.items()}
+        return gradients_of(self(leaves), leaves, cotangent)
+
+    def numbers(
+        self,
+        fn: Callable[..., Tensor] | None = None,
+        data: Mapping[str, Tensor] | None = None,
+        *,
+        cotangent: Tensor | None = None,
+        dynamic: bool = False,
+    ) -> dict[str, Tensor]:
+        """By what they are: the value, and the gradients of its sum, or of ⟨value, cotangent⟩.
+
+        ``fn`` and ``data`` are called in place of the call's own; ``dynamic``: for a compiler their first dimension is.
+        """
+        given = self.data if data is None else data
+        leaves = {name: given[name].detach().clone().requires_grad_() for name in self.inputs}
+        given = {**given, **leaves}
+        for x in given.values() if dynamic else ():
+            torch._dynamo.mark_dynamic(x, 0)
+        value = (fn or self.fn)(**given, **self.hyperparameters)
+        found = gradients_of(value, leaves, cotangent)
+        return {"the value": value.detach(), **{f"the gradient of {name}": x for name, x in found.items()}}
 
 
-class Subject(Protocol):
-    """The interface of a function under test that the laws of transforms use."""
-
-    @property
-    def layouts(self) -> tuple[str, ...]:
-        """``padded``, and ``packed`` if the function takes ``cu_seqlens``."""
-        ...
-
-    def sample(self, rows: int, width: int, *, seed: int = 0, layout: str = "padded", full: bool = True) -> Call:
-        """A call on a random batch, with all optional data or with none. Samples of one size have the same shapes."""
-        ...
-
-
-def samples(subject: Subject) -> Iterator[Call]:
-    """The toy and the large batch in each layout; the padded toy with and without optional data."""
-    least, toy = subject.sample(*TOY, full=False), subject.sample(*TOY)
-    if least.data.keys() != toy.data.keys():
-        yield least
-    for layout in subject.layouts:
-        yield subject.sample(*TOY, layout=layout)
-        yield subject.sample(*LARGE, layout=layout)
-
-
-def few_samples(subject: Subject) -> Iterator[Call]:
-    """Each size and each layout once: the large batch padded, the toy packed."""
-    yield subject.sample(*LARGE)
-    yield subject.sample(*TOY, layout=subject.layouts[-1])
-
-
-def or_zeros(leaves: Mapping[str, Tensor], found: Iterable[Tensor | None]) -> dict[str, Tensor]:
-    """The gradients by name; 0 for a leaf that the value does not depend on."""
+def gradients_of(value: Tensor, leaves: Mapping[str, Tensor], cotangent: Tensor | None = None) -> dict[str, Tensor]:
+    """The gradients of ⟨value, cotangent⟩, or of the sum, by name; 0 for a leaf that the value does not depend on."""
+    if not value.requires_grad:
+        return {name: torch.zeros_like(x) for name, x in leaves.items()}
+    by = torch.ones_like(value) if cotangent is None else cotangent
+    found = torch.autograd.grad(value, list(leaves.values()), by, allow_unused=True)
     return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found, strict=True)}
 
 

@@ -40,7 +40,10 @@ TOY, LARGE = (8, 6), (64, 128)
 """The two sizes (rows, columns) at which the laws are tested, so that code that depends on the size is noticed."""
 
 _VOCABULARY_SIZE, _TOP = 7, 3
-_PRIVATE: Mapping[str, Layout] = {"token_cotangent": "token", "row_cotangent": "row", "lengths": "row"}
+_PRIVATE: Mapping[str, Layout] = {
+    **{"token_ids": "token", "token_cotangent": "token"},
+    **{"row_cotangent": "row", "lengths": "row"},
+}
 _PATTERNS = ("111011", "111100", "100000", "000000", "001110", "101101", "111111", "011000")
 _GROUPS = (0, 0, 0, 1, 1, 2, 3, 3)
 _GROUP_SIZES = (1, 5, 2, 8, 3)
@@ -211,6 +214,7 @@ def _make_batch(seed: int, rows: int, width: int) -> Batch:
     data |= _turns(data["old_log_probs"], generator, normal)
     data |= _rollouts(data["response_mask"], data["group_ids"], generator)
     data |= {name: normal(rows) for name in ("reward_shift", "chosen_scores", "rejected_scores", "score_margins")}
+    data["token_ids"] = torch.randint(_VOCABULARY_SIZE, (rows, width), generator=generator)
     return Batch(data)
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from rlprims.corrections import Weights
 from rlprims.masking import check_choice
 from rlprims.testing._bindings import Effort, Kind, laws_of
-from rlprims.testing._laws_logits import LogitFunction
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 from rlprims.testing._report import report_of
 
@@ -79,18 +78,17 @@ def subject_of(
     hyperparameters: Mapping[str, Any],
     alternatives: Others = None,
     inputs: tuple[str, ...] = (),
-) -> Primitive | LogitFunction:
+) -> Primitive:
     """What a law is called with."""
     check_choice("kind", kind, Kind)
     tensor_function, hyperparameters = _with_tensor_result(fn, kind), dict(hyperparameters)
     if kind == "selector" and "generator" in signature(fn).parameters:
         hyperparameters.setdefault("generator", torch.Generator().manual_seed(0))
-    if kind == "logits":
-        return LogitFunction(tensor_function, hyperparameters, alternatives or {})
-    minimized = DIFFERENTIABLE if kind in ("loss", "aggregation") else ()
+    minimized = DIFFERENTIABLE if kind in ("loss", "aggregation", "logits") else ()
     estimated = ESTIMATED_FROM if kind in ("advantage", "reward") else inputs
     primitive = Primitive(tensor_function, hyperparameters, alternatives or {}, minimized, estimated)
-    primitive.check_vocabulary()
+    if kind != "logits":
+        primitive.check_vocabulary()
     return primitive
 
 

@@ -5,7 +5,6 @@ import torch
 from rlprims.grouping import dense_ids
 from rlprims.testing._cases import Batch, make_batches
 from rlprims.testing._compare import assert_close
-from rlprims.testing._laws_logits import VOCAB, LogitFunction, _logits, _tokens
 from rlprims.testing._primitive import CallOutcome, Primitive
 from rlprims.testing._ranks import Rank, on_ranks
 from rlprims.types import SequenceShard, VocabShard
@@ -51,11 +50,8 @@ def a_batch_may_be_spread(p: Primitive) -> None:
                 assert_close("the value of a part of the batch", got.value, want.value[index], EXACT)
 
 
-def a_vocabulary_may_be_cut(p: Primitive | LogitFunction) -> None:
+def a_vocabulary_may_be_cut(p: Primitive) -> None:
     """Logits split into three uneven shards: the value on each rank, and the gradient of its shard."""
-    if isinstance(p, LogitFunction):
-        _logits_may_be_cut(p)
-        return
 
     def of_rank(rank: Rank, part: Batch, names: tuple[str, ...], start: int, size: int) -> CallOutcome:
         return p.run(part, names, vocab=VocabShard(start, size, rank.all_reduce, rank.all_reduce_max))
@@ -65,7 +61,7 @@ def a_vocabulary_may_be_cut(p: Primitive | LogitFunction) -> None:
             want = p.run(batch, names)
             cut = [name for name in names if name.endswith("logits")]
             size = batch.data[cut[0]].shape[-1]
-            spans = _thirds(size)
+            spans = [slice(0, 1), slice(1, size - 2), slice(size - 2, size)]
             parts = [batch.replace(**{name: batch.data[name][..., span] for name in cut}) for span in spans]
             starts = [span.start for span in spans]
             found = on_ranks(of_rank, parts, [names] * len(spans), starts, [size] * len(spans))
@@ -75,26 +71,5 @@ def a_vocabulary_may_be_cut(p: Primitive | LogitFunction) -> None:
                     assert_close(f"the gradient of a shard's {name}", got.gradients[name], gradient[..., span], EXACT)
 
 
-def _logits_may_be_cut(f: LogitFunction) -> None:
-    logits = _logits(6)
-    data = {"token_ids": _tokens(logits)} if f.takes_tokens else {}
-    cotangent = torch.linspace(-1, 2, 6, dtype=torch.float64)
-    spans = _thirds(VOCAB)
-
-    def of_rank(rank: Rank, span: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        x = logits[:, span].detach().clone().requires_grad_()
-        vocab = VocabShard(span.start, VOCAB, rank.all_reduce, rank.all_reduce_max)
-        value = f.fn(x, **data, **{**f.hyperparameters, "vocab": vocab})
-        return value.detach(), torch.autograd.grad(value, x, cotangent)[0]
-
-    for span, (value, gradient) in zip(spans, on_ranks(of_rank, spans), strict=True):
-        assert_close("the value of a shard", value, f(logits).detach(), EXACT)
-        assert_close("the gradient of a shard's logits", gradient, f.gradient(logits, cotangent)[:, span], EXACT)
-
-
 def _columns(batch: Batch, span: slice) -> Batch:
     return batch.map(lambda x: x[:, span], lambda x: x)
-
-
-def _thirds(size: int) -> list[slice]:
-    return [slice(0, 1), slice(1, size - 2), slice(size - 2, size)]

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from rlprims.testing._call import Call, Subject, errors_break_the_law, few_samples, samples
+from rlprims.testing._call import Call, errors_break_the_law
 from rlprims.testing._cases import LARGE, TOY
 from rlprims.testing._compare import assert_close
+from rlprims.testing._primitive import Primitive
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -46,64 +47,60 @@ class Wrapped(Tensor):
         return tree_map_only(Tensor, cls, func(*args, **kwargs))
 
 
-def subclasses_pass_through(subject: Subject) -> None:
+def subclasses_pass_through(p: Primitive) -> None:
     """Wrapped tensors give wrapped tensors with the same values and gradients."""
-    for call in few_samples(subject):
-        got = _with_gradients(call, Wrapped, "wrapped tensors")
-        for what, (found, want) in got.items():
+    for call in p.few_samples():
+        got = _converted(call, Wrapped, "wrapped tensors")
+        for what, want in call.numbers().items():
+            found = got[what]
             assert isinstance(found, Wrapped), f"{what} of wrapped tensors is a {type(found).__name__}"
             assert_close(f"{what} of wrapped tensors ({call.label})", found.plain, want, EXACT)
 
 
-def replicated_tensors_work(subject: Subject) -> None:
+def replicated_tensors_work(p: Primitive) -> None:
     """DTensors with the whole batch on each rank give the same values and gradients."""
     from torch.distributed.tensor import Replicate
 
-    _assert_distributed(subject, Replicate())
+    _assert_distributed(p, Replicate())
 
 
-def row_sharded_tensors_work(subject: Subject) -> None:
+def row_sharded_tensors_work(p: Primitive) -> None:
     """DTensors with some rows of a padded batch on each rank give the same values and gradients."""
     from torch.distributed.tensor import Shard
 
-    _assert_distributed(subject, Shard(0))
+    _assert_distributed(p, Shard(0))
 
 
-def any_nonzero_byte_is_true(subject: Subject) -> None:
+def any_nonzero_byte_is_true(p: Primitive) -> None:
     """A mask that is a view of bytes other than 0 and 1 gives the same result as one of 0 and 1."""
     generator = torch.Generator().manual_seed(0)
-    for call in samples(subject):
+    for call in p.samples():
         other = {
             name: (x * torch.randint(2, 256, x.shape, generator=generator)).to(torch.uint8).view(torch.bool)
             for name, x in call.data.items()
             if x.dtype is torch.bool
         }
         cotangent = call.cotangent()
-        got = _bits(replace(call, data={**call.data, **other}), cotangent)
-        _assert_same_bits(got, _bits(call, cotangent), f"of masks of other bytes than 0 and 1 ({call.label})")
+        got, want = call.numbers(data=call.data | other, cotangent=cotangent), call.numbers(cotangent=cotangent)
+        _assert_same_bits(got, want, f"of masks of other bytes than 0 and 1 ({call.label})")
 
 
-def settings_of_torch_change_nothing(subject: Subject) -> None:
+def settings_of_torch_change_nothing(p: Primitive) -> None:
     """torch.set_default_dtype and torch.autocast change neither a bit nor the dtype of the result."""
-    for layout in subject.layouts:
-        call = subject.sample(*TOY, layout=layout)
+    for layout in p.layouts:
+        call = p.sample(*TOY, layout=layout)
         floats = {name: x.float() for name, x in call.data.items() if x.is_floating_point()}
         call = replace(call, data={**call.data, **floats})
         cotangent = call.cotangent()
-        want = _bits(call, cotangent)
+        want = call.numbers(cotangent=cotangent)
         for what, setting in (
             ("a default dtype of float64", _default_dtype(torch.float64)),
             ("a default dtype of bfloat16", _default_dtype(torch.bfloat16)),
             ("autocast to bfloat16", torch.autocast("cpu", torch.bfloat16)),
         ):
             with setting:
-                got = _bits(call, cotangent)
+                got = call.numbers(cotangent=cotangent)
             _assert_same_bits(got, want, f"under {what} ({call.label})")
-
-
-def _bits(call: Call, cotangent: Tensor) -> dict[str, Tensor]:
-    gradients = {f"the gradient of {name}": x for name, x in call.gradients(cotangent).items()}
-    return {"the value": call().detach(), **gradients}
 
 
 def _assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor], of: str) -> None:
@@ -122,41 +119,26 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _with_gradients(call: Call, convert: Callable[[Tensor], Tensor], what: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Value and gradients for converted tensors, each paired with the one for plain tensors."""
-    data = {name: convert(x) for name, x in call.data.items()}
-    leaves = {name: data[name].requires_grad_() for name in call.inputs}
-    plain = {name: call.data[name].clone().requires_grad_() for name in call.inputs}
-    want = call(plain)
+def _converted(call: Call, convert: Callable[[Tensor], Tensor], what: str) -> dict[str, Tensor]:
+    """Value and gradients for converted tensors."""
     with errors_break_the_law(f"with {what} ({call.label}) it raised"):
-        value = call({**data, **leaves})
-        numbers = {"the value": (value.detach(), want.detach())}
-        if want.requires_grad:
-            assert value.requires_grad, f"the value of {what} is cut off from the graph"
-            wanted = torch.autograd.grad(want.sum(), list(plain.values()), allow_unused=True)
-            found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-            for name, got, gradient in zip(call.inputs, found, wanted, strict=True):
-                if gradient is not None:
-                    assert got is not None, f"{what} get no gradient of {name}"
-                    numbers[f"the gradient of {name}"] = (got, gradient)
-    return numbers
+        return call.numbers(data={name: convert(x) for name, x in call.data.items()})
 
 
-def _assert_distributed(subject: Subject, placement: "Placement") -> None:
+def _assert_distributed(p: Primitive, placement: "Placement") -> None:
     from torch.distributed.tensor import DTensor, distribute_tensor
     from torch.distributed.tensor.experimental import implicit_replication
 
     with _mesh() as mesh, warnings.catch_warnings(action="ignore"):
         for size in (TOY, LARGE):
-            call = subject.sample(*size)
+            call = p.sample(*size)
             # A tensor that the function creates, such as the column numbers, is the same on every rank.
             with implicit_replication():
-                got = _with_gradients(
-                    call, lambda x: distribute_tensor(x, mesh, [placement]), f"DTensors, {placement},"
-                )
-                for what, (found, want) in got.items():
-                    assert isinstance(found, DTensor), f"{what} of DTensors is a {type(found).__name__}"
-                    assert_close(f"{what} of DTensors ({call.label}, {placement})", found.full_tensor(), want, EXACT)
+                got = _converted(call, lambda x: distribute_tensor(x, mesh, [placement]), f"DTensors, {placement},")
+            for what, want in call.numbers().items():
+                found = got[what]
+                assert isinstance(found, DTensor), f"{what} of DTensors is a {type(found).__name__}"
+                assert_close(f"{what} of DTensors ({call.label}, {placement})", found.full_tensor(), want, EXACT)
 
 
 @contextmanager

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from rlprims.testing._call import SHARED, Call, Subject, or_zeros, random_like, samples
+from rlprims.testing._call import SHARED, Call, gradients_of, random_like
 from rlprims.testing._cases import LARGE, TOY
 from rlprims.testing._compare import assert_close
+from rlprims.testing._primitive import Primitive
 
 EXACT = 1e-11
 COPIES = 3
@@ -19,33 +20,33 @@ T = TypeVar("T")
 Tensors = dict[str, Tensor]
 
 
-def func_grad_is_autograd(subject: Subject) -> None:
+def func_grad_is_autograd(p: Primitive) -> None:
     """torch.func.grad gives the gradients of autograd."""
-    for call in samples(subject):
+    for call in p.samples():
         cotangent = call.cotangent()
         got = torch.func.grad(_product(call, cotangent))(call.point)
         _assert_equal(f"torch.func.grad ({call.label}) of", got, call.gradients(cotangent))
 
 
-def jvp_is_the_transpose_of_grad(subject: Subject) -> None:
+def jvp_is_the_transpose_of_grad(p: Primitive) -> None:
     """⟨u, J v⟩ of torch.func.jvp is ⟨Jᵀ u, v⟩ of autograd, for random u and v."""
-    for call in samples(subject):
+    for call in p.samples():
         cotangent, direction = call.cotangent(), _direction(call)
         tangent: Tensor = torch.func.jvp(call, (call.point,), (direction,))[1]
         want = _dot(call.gradients(cotangent), direction)
         assert_close(f"⟨u, J v⟩ of torch.func.jvp ({call.label})", (cotangent * tangent).sum(), want, EXACT)
 
 
-def vmap_is_a_loop(subject: Subject) -> None:
+def vmap_is_a_loop(p: Primitive) -> None:
     """torch.vmap over stacked batches gives the values of each."""
-    for calls in _batches_to_stack(subject):
+    for calls in _batches_to_stack(p):
         got = _vmap(calls[0], calls)
         assert_close(f"the value under vmap ({calls[0].label})", got, torch.stack([call() for call in calls]), EXACT)
 
 
-def vmap_of_grad_is_a_loop(subject: Subject) -> None:
+def vmap_of_grad_is_a_loop(p: Primitive) -> None:
     """torch.vmap(torch.func.grad) gives the gradients of each batch."""
-    for calls in _batches_to_stack(subject):
+    for calls in _batches_to_stack(p):
         cotangent = calls[0].cotangent()
         got = _vmap(partial(_gradients, calls[0], cotangent), calls)
         each = [call.gradients(cotangent) for call in calls]
@@ -53,37 +54,33 @@ def vmap_of_grad_is_a_loop(subject: Subject) -> None:
         _assert_equal(f"vmap(grad) ({calls[0].label}) of", got, want)
 
 
-def _batches_to_stack(subject: Subject) -> Iterator[list[Call]]:
+def _batches_to_stack(p: Primitive) -> Iterator[list[Call]]:
     for size in (TOY, LARGE):
-        for layout in subject.layouts:
-            yield [subject.sample(*size, seed=seed, layout=layout) for seed in range(COPIES)]
+        for layout in p.layouts:
+            yield [p.sample(*size, seed=seed, layout=layout) for seed in range(COPIES)]
 
 
-def gradients_have_gradients(subject: Subject) -> None:
+def gradients_have_gradients(p: Primitive) -> None:
     """A gradient made with create_graph=True has the gradient that torch.func.jvp of torch.func.grad has."""
-    for call in samples(subject):
+    for call in p.samples():
         cotangent, direction = call.cotangent(), _direction(call)
         leaves = {name: x.clone().requires_grad_() for name, x in call.point.items()}
-        gradients = _differentiable_gradients(call, leaves, cotangent)
-        product = _dot(gradients, direction)
-        found: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if product.requires_grad:
-            found = torch.autograd.grad(product, list(leaves.values()), allow_unused=True)
+        product = _dot(_differentiable_gradients(call, leaves, cotangent), direction)
         want: Tensors = torch.func.jvp(torch.func.grad(_product(call, cotangent)), (call.point,), (direction,))[1]
-        _assert_equal(f"the second derivative ({call.label}) by", or_zeros(leaves, found), want, 10 * EXACT)
+        _assert_equal(f"the second derivative ({call.label}) by", gradients_of(product, leaves), want, 10 * EXACT)
 
 
-def second_derivative_is_right(subject: Subject) -> None:
+def second_derivative_is_right(p: Primitive) -> None:
     """gradgradcheck in float64, in random directions, at both sizes."""
-    for layout in subject.layouts:
-        _assert_second_derivative(subject.sample(*TOY, layout=layout), fast=True)
-    _assert_second_derivative(subject.sample(*LARGE), fast=True)
+    for layout in p.layouts:
+        _assert_second_derivative(p.sample(*TOY, layout=layout), fast=True)
+    _assert_second_derivative(p.sample(*LARGE), fast=True)
 
 
-def every_second_derivative_is_right(subject: Subject) -> None:
+def every_second_derivative_is_right(p: Primitive) -> None:
     """gradgradcheck in float64, entry by entry."""
-    for layout in subject.layouts:
-        _assert_second_derivative(subject.sample(*TOY, layout=layout), fast=False)
+    for layout in p.layouts:
+        _assert_second_derivative(p.sample(*TOY, layout=layout), fast=False)
 
 
 def _assert_second_derivative(call: Call, fast: bool) -> None:

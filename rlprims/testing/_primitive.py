@@ -1,7 +1,7 @@
 """A function under test: its parameters, its calls, and their results."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlprims.testing._call import Call, or_zeros
-from rlprims.testing._cases import TOY, VOCABULARY, Batch, Layout, layout_of, make_batch, pack_tokens
+from rlprims.testing._call import Call, gradients_of
+from rlprims.testing._cases import LARGE, TOY, VOCABULARY, Batch, Layout, layout_of, make_batch, pack_tokens
 
 DIFFERENTIABLE = (
     *("log_probs", "new_values", "entropies", "losses"),
@@ -83,7 +83,8 @@ class Primitive:
     @property
     def optional(self) -> tuple[str, ...]:
         """Optional data per row or token."""
-        return tuple(name for name in self.data if name not in self.required and name not in _STEP_WIDE)
+        known = (name for name in self.data if name in VOCABULARY and name not in _STEP_WIDE)
+        return tuple(name for name in known if name not in self.required)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -132,8 +133,21 @@ class Primitive:
         inputs = tuple(name for name in names if name in (*self.differentiable, *self.transformed))
         return Call(self.fn, self.hyperparameters, data, inputs, f"{layout} ({rows}, {width})")
 
+    def samples(self) -> Iterator[Call]:
+        """The toy and the large batch in each layout; the padded toy with and without optional data."""
+        if self.optional:
+            yield self.sample(*TOY, full=False)
+        for layout in self.layouts:
+            yield self.sample(*TOY, layout=layout)
+            yield self.sample(*LARGE, layout=layout)
+
+    def few_samples(self) -> Iterator[Call]:
+        """Each size and each layout once: the large batch padded, the toy packed."""
+        yield self.sample(*LARGE)
+        yield self.sample(*TOY, layout=self.layouts[-1])
+
     def check_vocabulary(self) -> None:
-        unknown = [name for name in self.inputs if name not in VOCABULARY]
+        unknown = [name for name in self.data if name not in VOCABULARY and name not in _STEP_WIDE]
         if unknown:
             raise ValueError(
                 f"{unknown[0]!r} before * is not in the vocabulary, which is {', '.join(VOCABULARY)}, cu_seqlens and "
@@ -158,9 +172,8 @@ class Primitive:
         gradients: dict[str, Tensor] = {}
         if leaves:
             assert value.requires_grad, f"the result is cut off from the graph of {', '.join(leaves)}"
-            cotangent = torch.ones_like(value) if layout is None else batch.data[f"{layout}_cotangent"].to(value.dtype)
-            found = torch.autograd.grad(value, tuple(leaves.values()), cotangent, allow_unused=True)
-            gradients = or_zeros(leaves, found)
+            cotangent = None if layout is None else batch.data[f"{layout}_cotangent"].to(value.dtype)
+            gradients = gradients_of(value, leaves, cotangent)
         return CallOutcome(value.detach(), layout, gradients)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlprims.ended import Ended
 from rlprims.grouping import dense_ids
+from rlprims.layout import cu_seqlens
 from rlprims.turns._turn import Row
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def to_batch(
         sizes, columns["kept_ids"] = _kept(rows)
         responses["kept_counts"] = sizes, sizes.new_zeros(())
     if packed:
-        for part, offsets in ((prompts, _cu_seqlens(prompt_lengths)), (responses, _cu_seqlens(lengths))):
+        for part, offsets in ((prompts, cu_seqlens(prompt_lengths)), (responses, cu_seqlens(lengths))):
             for name, (values, _) in part.items():
                 columns[name] = torch.nested.nested_tensor_from_jagged(values, offsets)
     else:
@@ -128,15 +129,11 @@ def _kept(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     row_sizes = torch.tensor([sum(map(len, of_row)) for of_row in sets])
     ids = _flat(chain.from_iterable(sets), torch.int32)
     sizes = torch.tensor([len(ids) for of_row in sets for ids in of_row], dtype=torch.int32)
-    return sizes, torch.nested.nested_tensor_from_jagged(ids, _cu_seqlens(row_sizes))
+    return sizes, torch.nested.nested_tensor_from_jagged(ids, cu_seqlens(row_sizes))
 
 
 def _flat(parts: Iterator[Sequence[Any]], dtype: torch.dtype) -> Tensor:
     return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype)
-
-
-def _cu_seqlens(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def _padded(values: Tensor, mask: Tensor, padding: Tensor) -> Tensor:

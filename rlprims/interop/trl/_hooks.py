@@ -14,9 +14,10 @@ from rlprims.interop.trl._settings import Settings, contradictions
 from rlprims.types import Metrics, Totals
 
 _BEFORE_THE_LOSS = ("score_shaping", "advantage", "normalization")
+_TRAINER: Any = object  # in its place is TRL's class when a trainer is made, so that self and super() have its names
 
 
-class Hooks:
+class Hooks(_TRAINER):  # type: ignore[misc]
     """Methods that override those of TRL's class; this class is first in the method resolution order."""
 
     settings: ClassVar[Settings]
@@ -47,14 +48,13 @@ class Hooks:
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        trainer: Any = self
         name = self.algorithm.name
-        if problems := contradictions(self.settings, self.algorithm, trainer.args):
+        if problems := contradictions(self.settings, self.algorithm, self.args):
             what = "these settings of the configuration contradict the algorithm, which determines the computation:"
             raise ValueError("\n".join([what, *problems]))
-        if trainer.aux_loss_enabled:
+        if self.aux_loss_enabled:
             raise ValueError(f"{name} has no router_aux_loss_coef: set it to 0")
-        if trainer.use_vllm and (problem := self._vllm_problem()):
+        if self.use_vllm and (problem := self._vllm_problem()):
             raise ValueError(f"{name} {problem}")
 
     def _vllm_problem(self) -> str | None:
@@ -62,8 +62,7 @@ class Hooks:
         raise NotImplementedError  # the trainer of GRPO and that of RLOO have their own
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
-        trainer: Any = super()
-        self._rewards = trainer._calculate_rewards(*args)
+        self._rewards = super()._calculate_rewards(*args)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -71,21 +70,19 @@ class Hooks:
         return output | {"advantages": self._advantages(output)}
 
     def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        trainer: Any = super()
-        output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:
         """The advantages of this process's rows, computed from the whole batch of all processes."""
-        trainer: Any = self
         mask = sampled_mask(output)
         scorable = ~self._rewards.isnan().all(1)
         rewards = self._rewards.nan_to_num(0.0)
         first = torch.arange(mask.shape[1], device=mask.device) == 0
-        samples = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        samples = self.num_generations if self.model.training else self.num_generations_eval
         data = {
-            **dict(zip(trainer.reward_func_names, rewards.unbind(1), strict=True)),
-            "scores": rewards @ trainer.reward_weights.to(rewards.device),
+            **dict(zip(self.reward_func_names, rewards.unbind(1), strict=True)),
+            "scores": rewards @ self.reward_weights.to(rewards.device),
             "group_ids": torch.arange(len(rewards), device=rewards.device) // samples,
             "valid_rows": scorable,
             # The score of a fully masked response is still in its baseline, so it gets one token.
@@ -100,22 +97,20 @@ class Hooks:
         kl_coef = kl.controller.hyperparameters["kl_coef"] if kl else 0.0
         advantages = algorithms.estimate_advantages(self.algorithm, data, kl_coef=kl_coef)["advantages"]
         means = (advantages.sum(1) / data["response_mask"].sum(1).clamp(min=1)).tolist()
-        logged = trainer._logs["advantages"]  # the table of completions, which has TRL's
+        logged = self._logs["advantages"]  # the table of completions, which has TRL's
         for _ in range(min(len(means), len(logged))):
             logged.pop()
         logged.extend(means)
-        own = trainer.accelerator.process_index * len(mask)
+        own = self.accelerator.process_index * len(mask)
         return advantages[own : own + len(mask), : mask.shape[1]]
 
     def _gather(self, rows: Tensor) -> Tensor:
-        trainer: Any = self
-        gathered: Tensor = trainer.accelerator.gather(trainer.accelerator.pad_across_processes(rows, dim=1))
+        gathered: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(rows, dim=1))
         return gathered
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        trainer: Any = self
         mask = sampled_mask(inputs)
-        log_probs, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        log_probs, entropies, _ = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
@@ -146,18 +141,16 @@ class Hooks:
 
         Tokens are the mean over the steps of one generation. A response without a token counts as a sequence.
         """
-        trainer: Any = self
-        tokens, sequences = inputs["num_items_in_batch"] / trainer.accelerator.num_processes, len(mask)
-        if trainer.model.training:
-            micro_batches = trainer.current_gradient_accumulation_steps
-            tokens, sequences = tokens * micro_batches / trainer.args.steps_per_generation, sequences * micro_batches
+        tokens, sequences = inputs["num_items_in_batch"] / self.accelerator.num_processes, len(mask)
+        if self.model.training:
+            micro_batches = self.current_gradient_accumulation_steps
+            tokens, sequences = tokens * micro_batches / self.args.steps_per_generation, sequences * micro_batches
         return Totals(tokens=tokens, sequences=sequences, groups=0)
 
     def _log(self, metrics: Metrics) -> None:
-        trainer: Any = self
-        mode = "train" if trainer.model.training else "eval"
+        mode = "train" if self.model.training else "eval"
         for name, metric in metrics.items():
-            trainer._metrics[mode][name].append(trainer.accelerator.gather(metric.value()).mean().item())
+            self._metrics[mode][name].append(self.accelerator.gather(metric.value()).mean().item())
 
 
 def sampled_mask(batch: Mapping[str, Any]) -> Tensor:

@@ -62,9 +62,8 @@ class _GRPOHooks(Hooks):
         return problems
 
     def _vllm_problem(self) -> str | None:
-        trainer: Any = self
         corrects = self.algorithm.corrections or "rollout_log_probs" in self.algorithm.needs
-        if not trainer.vllm_importance_sampling_correction or corrects:
+        if not self.vllm_importance_sampling_correction or corrects:
             return None
         return (
             "has no correction for vLLM's samples: use replace(corrections=(use(corrections.tis),)), as TRL does, or "
@@ -92,8 +91,7 @@ class _RLOOHooks(Hooks):
         return "reads rollout_log_probs, which this trainer does not keep for vLLM's samples" if reads else None
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **settings: Any) -> Any:
-        trainer: Any = super()
-        found = trainer._get_per_token_logps_and_entropies(*args, **settings)
+        found = super()._get_per_token_logps_and_entropies(*args, **settings)
         if self._seen is not None:
             self._seen.append(found[0])
         return found
@@ -104,12 +102,10 @@ class _RLOOHooks(Hooks):
         names = ("old_per_token_logps", "ref_per_token_logps")
         output |= dict(zip(names, self._seen, strict=False))  # of the reference only if TRL has one
         self._seen = None
-        trainer: Any = self
-        return output | {"num_items_in_batch": trainer.accelerator.gather(sampled_mask(output).sum()).sum()}
+        return output | {"num_items_in_batch": self.accelerator.gather(sampled_mask(output).sum()).sum()}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss multiplied by the number of micro-batches, because the Trainer divides it by this number."""
-        trainer: Any = self
-        accumulated = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
+        accumulated = self.current_gradient_accumulation_steps if self.model.training else 1
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         return loss * accumulated

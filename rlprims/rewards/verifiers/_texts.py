@@ -75,9 +75,7 @@ def tagged_answer(response: str, answer: str | float, *, tag: str = "answer") ->
     >>> tagged_answer("<think>2+2=4</think><answer>4</answer>", "4")
     {'score': 1.0, 'acc': 1.0, 'format': 1.0}
     """
-    found = tagged(response, tag)
-    is_correct = found is not None and found.strip() == str(answer).strip()
-    return {"score": float(is_correct), "acc": float(is_correct), "format": float(found is not None)}
+    return exact(response, str(answer), tag=tag)
 
 
 def response_format(response: str, answer: Any = None, *, pattern: str, seconds: float = 1.0) -> dict[str, float]:

@@ -11,22 +11,15 @@ from rlprims.grouping import dense_ids
 
 def first_rows(rows: DataProto) -> DataProto:
     """The first row of each sample."""
-    picked: DataProto = rows[_begins(rows["sample_id"])]
-    return picked
+    _, counts = rows["sample_id"].unique_consecutive(return_counts=True)
+    return rows.select_idxs(counts.cumsum(0) - counts)
 
 
 def by_group(rows: DataProto) -> dict[int, DataProto]:
     """The rows of each group, as views, by the number of the group."""
-    starts = _begins(rows["group"]).nonzero()[:, 0].tolist()
-    ends = [*starts[1:], len(rows)]
-    return {int(rows["group"][a]): rows[a:b] for a, b in zip(starts, ends, strict=True)}
-
-
-def _begins(labels: Tensor) -> Tensor:
-    """bool (B,): where another label begins."""
-    changes = torch.ones(len(labels), dtype=torch.bool)
-    changes[1:] = labels[1:] != labels[:-1]
-    return changes
+    groups, counts = rows["group"].unique_consecutive(return_counts=True)
+    pairs = zip(groups.tolist(), counts.cumsum(0).tolist(), counts.tolist(), strict=True)
+    return {group: rows[end - count : end] for group, end, count in pairs}
 
 
 def rollout_ids(rows: DataProto) -> dict[str, Tensor]:
