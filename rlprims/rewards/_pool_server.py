@@ -32,22 +32,21 @@ _PARENT_CHECK = 1.0  # seconds between checks whether the trainer is alive
 def main() -> None:
     """``python -m rlprims.rewards._pool_server FD PARENT``."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    requests, workers, answer = control.makefile("rb"), list[_Worker](), b""
+    requests, workers, problem = control.makefile("rb"), list[_Worker](), b""
     job = json.loads(requests.readline() or "null")
     try:
         list(map(import_module, job["preload"]))
         job["function"] = imported(job["verifier"])
     except Exception as error:
-        answer = json.dumps({"error": str(raised(error))}).encode()
+        problem = json.dumps({"error": str(raised(error))}).encode()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     signal.signal(signal.SIGALRM, lambda *_: None if os.getppid() == parent else sys.exit())
     signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK, _PARENT_CHECK)
     try:
         while count := requests.readline():
             rows = [requests.readline() for _ in range(int(count))]
-            control.sendall((answer or b"[" + b",".join(_score(rows, job, workers, control)) + b"]") + b"\n")
-    except ConnectionError:
-        pass  # the trainer has ended
+            with suppress(ConnectionError):  # the trainer has ended
+                control.sendall((problem or b"[" + b",".join(_score(rows, job, workers, control)) + b"]") + b"\n")
     finally:
         for worker in workers:
             worker.end()
@@ -90,17 +89,14 @@ def _score(rows: Sequence[bytes], job: dict[str, Any], workers: list[_Worker], c
             if outcome and worker.index >= 0:
                 found[worker.index] = outcome
                 worker.index, worker.deadline = -1, math.inf
-        while waiting:
-            worker = next((worker for worker in workers if worker.index < 0), None)
-            if worker is None:
-                if len(workers) == job["workers"]:
-                    break
-                worker = _Worker(job, [control, *(worker.connection for worker in workers)])
-                workers.append(worker)
-            worker.index, row = waiting.popleft()
-            worker.deadline = time.monotonic() + job["seconds"]
-            with suppress(OSError):  # it has ended, which the next read tells
-                worker.connection.send_bytes(row)
+        while len(workers) < min(job["workers"], len(rows) - len(found)):
+            workers.append(_Worker(job, [control, *(worker.connection for worker in workers)]))
+        for worker in workers:
+            if waiting and worker.index < 0:
+                worker.index, row = waiting.popleft()
+                worker.deadline = time.monotonic() + job["seconds"]
+                with suppress(OSError):  # it has ended, which the next read tells
+                    worker.connection.send_bytes(row)
         until = min((worker.deadline for worker in workers), default=0.0)
     return [found[index] for index in range(len(rows))]
 
@@ -120,10 +116,11 @@ def _received(worker: _Worker, is_readable: bool, seconds: float) -> tuple[bytes
         failure = Failure("timeout", f"took more than {seconds:g} s")
     elif status == -signal.SIGXCPU:
         failure = Failure("CPU limit", "took more CPU time than cpu_seconds")
-    elif status < 0:
-        failure = Failure(f"killed by {signal.Signals(-status).name}", "out of memory, or a crash in compiled code?")
     else:
-        failure = Failure("worker exited", f"with code {status}; is memory_mb too small?")
+        cause = f"killed by {signal.Signals(-status).name}" if status < 0 else "worker exited"
+        failure = Failure(
+            cause, f"with code {status}: out of memory, memory_mb too small, or a crash in compiled code?"
+        )
     return outcome or json.dumps(failure).encode(), True
 
 

@@ -8,19 +8,17 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from rlprims.masking import check_choice
-from rlprims.rewards._columns import Bound, Data, by_row, imported, plain, wants
-from rlprims.rewards._outcome import Failure, Outcome, Scores, to_scores
+from rlprims.rewards._columns import Data, by_row, imported, wants
+from rlprims.rewards._outcome import Failure, Outcome, Scores, encoded, to_scores
 from rlprims.rewards._waiting import in_thread, wait_for
 
 __all__ = ["Pool"]
 
-_LIMITS = ("timeout", "CPU limit", "raised MemoryError")
-_SERVERS = 3
-"""The number of server processes that may end in one call."""
 
 AtLimit: TypeAlias = Literal["nan", "zero"]
 
@@ -29,8 +27,8 @@ class Pool:
     """Worker processes that score rows by a verifier, with limits per row that are enforced by killing the worker.
 
     If a row takes longer than ``seconds``, or its worker dies (out of memory, a crash in C), the row has no score. No
-    other row is lost, and the order is kept. Rows are sent in batches to workers that stay alive, so that the overhead
-    is small for cheap verifiers. A new worker is forked, in milliseconds, from a server that has imported everything.
+    other row is lost, and the order is kept. Workers stay alive for the next row, which costs about 50 µs. A new worker
+    is forked, in milliseconds, from a server that has imported everything.
 
     The verifier must be importable (a function of a module, not of a notebook's cell), because it runs in other
     processes; answers, options and results must be JSON. All processes end when the trainer ends for any reason.
@@ -91,11 +89,11 @@ class Pool:
 
         Raises:
             ValueError: columns of different lengths, or one that the verifier needs is missing; the pool is closed.
-            RuntimeError: workers end before any row is scored. If some rows have scores, these are returned, and the
-                other rows fail with ``no worker``.
+            RuntimeError: the server process has ended three times.
         """
-        rows = [_encoded(row) for row in by_row(self._wants, Data(responses, answers, extra), {})]
-        found = iter(wait_for(self._ask([row for row in rows if isinstance(row, bytes)])))
+        bound = by_row(self._wants, Data(responses, answers, extra), {})
+        rows = [encoded([row.arguments, row.named]) for row in bound]
+        found = iter(wait_for(self._ask([row + b"\n" for row in rows if isinstance(row, bytes)])))
         outcomes = [row if isinstance(row, Failure) else next(found) for row in rows]
         return to_scores([_zero(outcome) for outcome in outcomes] if self._zero_at_limit else outcomes)
 
@@ -112,7 +110,7 @@ class Pool:
     async def _ask(self, rows: Sequence[bytes]) -> list[Outcome]:
         """The outcomes of encoded rows. If the server ends, a new one scores all of them."""
         async with self._lock:
-            for _ in range(_SERVERS):
+            for _ in range(3):
                 if not self._finalizer.alive:
                     raise ValueError("the pool is closed")
                 if not self._servers:
@@ -154,11 +152,10 @@ class _Server:
 
     def end(self) -> None:
         self._process.terminate()  # it ends its workers, and then itself
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         self._answers.close()
         self._control.close()
 
@@ -168,15 +165,8 @@ def _end(servers: list[_Server]) -> None:
         servers.pop().end()
 
 
-def _encoded(row: Bound) -> bytes | Failure:
-    try:
-        return json.dumps([row.arguments, row.named], default=plain).encode() + b"\n"
-    except (TypeError, ValueError, RecursionError) as error:
-        return Failure("not JSON", str(error))
-
-
 def _zero(outcome: Outcome) -> Outcome:
-    if isinstance(outcome, Failure) and outcome.cause in _LIMITS:
+    if isinstance(outcome, Failure) and outcome.cause in ("timeout", "CPU limit", "raised MemoryError"):
         return {"score": 0.0, "acc": 0.0, "limit_reached": 1.0}
     return outcome
 
