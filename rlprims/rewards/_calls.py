@@ -93,10 +93,9 @@ def run(rewards: Sequence[Reward], data: Data) -> list[Scores]:
 def _in_turn(reward: Reward, data: Data) -> Scores:
     """The scores of a function that is called in this thread."""
     calls, found = _bind(reward, data), list[Outcome]()
-    is_paced = reward.requests_per_minute is not None or reward.tokens_per_minute is not None
     for bound in calls:
-        if is_paced:
-            time.sleep(_turn(reward, bound))
+        if (seconds := _turn(reward, bound)) > 0:
+            time.sleep(seconds)
         found += outcomes(reward.fn, bound.arguments, bound.named, bound.results)
     return _scores(reward, calls, found)
 

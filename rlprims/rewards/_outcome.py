@@ -1,11 +1,14 @@
 """What a call of a reward function came back with: for each row its numbers, or a failure."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from rlprims.rewards._columns import plain
 
 _LONGEST_DETAIL = 500
 
@@ -98,6 +101,14 @@ def raised(error: BaseException) -> Failure:
     if isinstance(cause, str):
         return Failure(cause, str(getattr(error, "detail", error))[:_LONGEST_DETAIL])
     return Failure(f"raised {type(error).__name__}", str(error)[:_LONGEST_DETAIL])
+
+
+def encoded(values: Any) -> bytes | Failure:
+    """The values as JSON, or why they are not JSON. Numbers and arrays of numpy and torch become values of JSON."""
+    try:
+        return json.dumps(values, default=plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return Failure("not JSON", str(error))
 
 
 def to_scores(found: Sequence[Outcome]) -> Scores:

@@ -1,151 +1,156 @@
 """The processes of :class:`rlprims.rewards.pool.Pool`: a server that imports once, and the workers that it forks.
 
-The server runs no verifier and takes no lock, so that it can always fork, kill and reap. It exits, with all workers,
-when the trainer exits. All messages are JSON.
+The server has one thread, runs no verifier and takes no lock, so that it can always fork, kill and reap. It exits, with
+all workers, when the trainer exits or waits no more. A request is a line with the number of rows, and a line for each.
 """
 
 import ctypes
-import importlib
 import json
 import math
-import mmap
 import os
 import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rlprims._imports import imported
-from rlprims.rewards._outcome import Failure, Outcome, outcomes, raised
+from rlprims.rewards._outcome import Failure, outcomes, raised
 
-IDLE = -1
 _PARENT_CHECK = 1.0  # seconds between checks whether the trainer is alive
-_FLUSH = 0.005  # seconds of results that a killed worker may lose; they are scored again
 
 
 def main() -> None:
     """``python -m rlprims.rewards._pool_server FD PARENT``."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    lines = control.makefile("rb")
-    job = json.loads(lines.readline())
+    requests, workers, problem = control.makefile("rb"), list[_Worker](), b""
+    job = json.loads(requests.readline() or "null")
     try:
-        for module in job["preload"]:
-            importlib.import_module(module)
-        verifier = imported(job["verifier"])
+        list(map(import_module, job["preload"]))
+        job["function"] = imported(job["verifier"])
     except Exception as error:
-        _answer(control, {"error": str(raised(error))})
-        return
-    _answer(control, {})
-    workers: set[int] = set()
+        problem = json.dumps({"error": str(raised(error))}).encode()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGALRM, lambda *_: None if os.getppid() == parent else sys.exit())
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK, _PARENT_CHECK)
     try:
-        while True:
-            if not select.select([control], [], [], _PARENT_CHECK)[0]:
-                if os.getppid() != parent:
-                    return
-                continue
-            message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
-            if not message:
-                return
-            request = json.loads(message)
-            if "end" in request:
-                workers.discard(request["end"])
-                _answer(control, {"status": _end(request["end"])})
-                continue
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                _work(verifier, job, *descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            workers.add(pid)
-            _answer(control, {"pid": pid})
+        while count := requests.readline():
+            rows = [requests.readline() for _ in range(int(count))]
+            with suppress(ConnectionError):  # the trainer has ended
+                control.sendall((problem or b"[" + b",".join(_score(rows, job, workers, control)) + b"]") + b"\n")
     finally:
-        for pid in workers:
-            _end(pid)
+        for worker in workers:
+            worker.end()
 
 
-def _answer(control: socket.socket, message: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # the trainer has ended, which the next read reports
-        control.sendall(json.dumps(message).encode() + b"\n")
+class _Worker:
+    """The server's end of a worker, and the row that it has."""
+
+    def __init__(self, job: dict[str, Any], others: Sequence[Any]) -> None:
+        self.connection, theirs = Pipe()
+        self.rows_left, self.index, self.deadline = job["recycle_after"], -1, math.inf
+        self.pid = os.fork()
+        if self.pid == 0:
+            for ours in [self.connection, *others]:
+                ours.close()
+            _work(job, theirs)
+        theirs.close()
+
+    def end(self) -> int:
+        """Kill the worker and its process group, and return its exit code, negative for a signal."""
+        self.connection.close()
+        for kill in (os.killpg, os.kill):
+            with suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _end(pid: int) -> int:
-    """Kill a worker and its process group, and return its exit code, negative for a signal."""
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _score(rows: Sequence[bytes], job: dict[str, Any], workers: list[_Worker], control: socket.socket) -> list[bytes]:
+    """The outcome of each row as JSON."""
+    found, waiting, until = dict[int, bytes](), deque(enumerate(rows)), 0.0
+    while len(found) < len(rows):
+        ends: list[Any] = [control, *(worker.connection for worker in workers)]
+        readable = select.select(ends, [], [], min(max(until - time.monotonic(), 0.0), _PARENT_CHECK))[0]
+        if control in readable:
+            sys.exit()  # the trainer has ended, or waits no more
+        for worker in workers[:]:
+            outcome, has_ended = _received(worker, worker.connection in readable, job["seconds"])
+            if has_ended:
+                workers.remove(worker)
+            if outcome and worker.index >= 0:
+                found[worker.index] = outcome
+                worker.index, worker.deadline = -1, math.inf
+        while len(workers) < min(job["workers"], len(rows) - len(found)):
+            workers.append(_Worker(job, [control, *(worker.connection for worker in workers)]))
+        for worker in workers:
+            if waiting and worker.index < 0:
+                worker.index, row = waiting.popleft()
+                worker.deadline = time.monotonic() + job["seconds"]
+                with suppress(OSError):  # it has ended, which the next read tells
+                    worker.connection.send_bytes(row)
+        until = min((worker.deadline for worker in workers), default=0.0)
+    return [found[index] for index in range(len(rows))]
 
 
-def _work(verifier: Callable[..., Any], job: dict[str, Any], connection: int, progress: int) -> None:
+def _received(worker: _Worker, is_readable: bool, seconds: float) -> tuple[bytes, bool]:
+    """The outcome of the worker's row, if there is one, and whether the worker has been ended."""
+    outcome, is_late = b"", False
+    with suppress(OSError, EOFError):  # it has ended
+        outcome = worker.connection.recv_bytes() if is_readable else b""
+        worker.rows_left -= bool(outcome)
+        is_late = not outcome and time.monotonic() >= worker.deadline
+        out_of_memory = outcome.startswith(b'["raised MemoryError"')  # the memory may still be in use
+        if not is_late and not out_of_memory and worker.rows_left:
+            return outcome, False
+    status = worker.end()
+    if is_late:
+        failure = Failure("timeout", f"took more than {seconds:g} s")
+    elif status == -signal.SIGXCPU:
+        failure = Failure("CPU limit", "took more CPU time than cpu_seconds")
+    else:
+        cause = f"killed by {signal.Signals(-status).name}" if status < 0 else "worker exited"
+        failure = Failure(
+            cause, f"with code {status}: out of memory, memory_mb too small, or a crash in compiled code?"
+        )
+    return outcome or json.dumps(failure).encode(), True
+
+
+def _work(job: dict[str, Any], connection: "Connection[Any, Any]") -> None:
     """Run a worker; never returns."""
-    code = 1
     try:
-        server = os.getppid()
+        server, worker = os.getppid(), os.getpid()
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
-            if os.getppid() != server:
-                return
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if job["memory_mb"] is not None:
-            size = _address_space() + job["memory_mb"] * 2**20
-            resource.setrlimit(resource.RLIMIT_AS, (size, size))
-        _score(verifier, job, socket.socket(fileno=connection), mmap.mmap(progress, 8))
-        code = 0
-    finally:
-        os._exit(code)  # skips the clean-up of the server
-
-
-def _score(verifier: Callable[..., Any], job: dict[str, Any], connection: socket.socket, progress: mmap.mmap) -> None:
-    options, left = job["options"], job["recycle_after"]
-    requests = connection.makefile("rb")
-    while left > 0 and (request := requests.readline()):
-        done: list[tuple[int, Outcome]] = []
-        flushed = -math.inf
-        for index, arguments, named in json.loads(request):
-            now = time.monotonic()
-            if now - flushed > _FLUSH:
-                _send(connection, done)
-                done, flushed = [], now
-                _limit_cpu(job["cpu_seconds"])
-            progress[:] = struct.pack("q", index)
+            if job["memory_mb"] is not None:
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                size = pages * resource.getpagesize() + job["memory_mb"] * 2**20
+                resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        while os.getppid() == server:
+            arguments, named = json.loads(connection.recv_bytes())
+            if job["cpu_seconds"] is not None:
+                limit = math.ceil(time.process_time() + job["cpu_seconds"])
+                resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
             try:
-                (outcome,) = outcomes(verifier, arguments, {**named, **options})
+                (outcome,) = outcomes(job["function"], arguments, {**named, **job["options"]})
             except SystemExit as error:
                 outcome = raised(error)
-            done.append((index, outcome))
-            out_of_memory = isinstance(outcome, Failure) and outcome.cause == "raised MemoryError"
-            left = 0 if out_of_memory else left - 1  # the memory may still be in use
-            if left == 0:
-                break
-        progress[:] = struct.pack("q", IDLE)
-        _send(connection, done)
-
-
-def _send(connection: socket.socket, done: list[tuple[int, Outcome]]) -> None:
-    if done:
-        connection.sendall(json.dumps(done).encode() + b"\n")
-
-
-def _limit_cpu(seconds: float | None) -> None:
-    if seconds is not None:
-        limit = math.ceil(time.process_time() + seconds + _FLUSH)
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-
-
-def _address_space() -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
+            if os.getpid() == worker:  # and not a process that the verifier has forked
+                connection.send_bytes(json.dumps(outcome).encode())
+    finally:
+        os._exit(1)  # skips the clean-up of the server
 
 
 if __name__ == "__main__":

@@ -4,30 +4,21 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rlprims._event_loop import event_loop, in_daemon
 
 IO = "rewards io"
 """The event loop of requests, pools and threads. No function of a user runs in it, so that none can block it."""
 T = TypeVar("T")
-
-
-class _Thread(NamedTuple):
-    result: Future[Any]
-    waits_for: list[Future[Any]]
-
-
-_THREAD: contextvars.ContextVar[_Thread | None] = contextvars.ContextVar("rlprims thread", default=None)
+_RESULT: contextvars.ContextVar[Future[Any] | None] = contextvars.ContextVar("result of this thread", default=None)
 
 
 def start(work: Coroutine[Any, Any, T], loop: str = IO) -> Future[T]:
     """Run a coroutine in the event loop of this name. If :func:`in_thread` calls this, it is cancelled with it."""
     future = asyncio.run_coroutine_threadsafe(work, event_loop(loop))
-    if (thread := _THREAD.get()) is not None:
-        thread.waits_for.append(future)
-        if thread.result.cancelled():
-            future.cancel()
+    if (result := _RESULT.get()) is not None:
+        result.add_done_callback(lambda _: future.cancel())
     return future
 
 
@@ -43,20 +34,17 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 async def in_thread(function: Callable[[], T]) -> T:
     """Call the function in a thread of its own. If this is cancelled, what the function waits for is cancelled too, and
     the thread is left alone: the process does not wait for it when it exits."""
-    thread = _Thread(Future(), [])
+    result: Future[T] = Future()
 
     def call() -> T:
-        _THREAD.set(thread)
+        _RESULT.set(result)
         return function()
 
-    in_daemon(call, thread.result)
+    in_daemon(call, result)
     try:
-        result: T = await asyncio.wrap_future(thread.result)
-        return result
+        return await asyncio.wrap_future(result)
     finally:
-        thread.result.cancel()
-        for future in thread.waits_for:
-            future.cancel()
+        result.cancel()
 
 
 async def gather(works: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:

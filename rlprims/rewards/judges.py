@@ -266,14 +266,10 @@ def _verdict(text: str, properties: Mapping[str, Any]) -> dict[str, Any] | str:
     for name, kind in properties.items():
         allowed = kind.get("enum")
         value = found.get(name)
-        fits = isinstance(value, str) if allowed is None else any(value is x or _same(value, x) for x in allowed)
+        fits = isinstance(value, str) if allowed is None else (type(value), value) in [(type(x), x) for x in allowed]
         if not fits:
             return f"{name} is {str(value)[:50]!r}" + ("" if allowed is None else f" and not one of {allowed}")
     return dict(found)
-
-
-def _same(value: Any, allowed: Any) -> bool:
-    return type(value) is type(allowed) and bool(value == allowed)
 
 
 def _recall(path: str, name: str) -> str | None:

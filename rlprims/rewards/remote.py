@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from rlprims.rewards._columns import Data, Wants, by_row, plain
 from rlprims.rewards._http import RemoteError, client, send
-from rlprims.rewards._outcome import Failure, Outcome, Scores, read, to_scores
+from rlprims.rewards._outcome import Failure, Outcome, Scores, encoded, read, to_scores
 from rlprims.rewards._rates import Rates
 from rlprims.rewards._waiting import gather, wait_for
 
@@ -73,11 +73,10 @@ def remote(
     rows = {}
     for index, row in enumerate(columns):
         values = {**dict(zip(("responses", "answers"), row.arguments, strict=True)), **row.named}
-        try:
-            json.dumps(values, default=plain)
+        if isinstance(failure := encoded(values), Failure):
+            outcomes[index] = failure
+        else:
             rows[index] = values
-        except (TypeError, ValueError, RecursionError) as error:
-            outcomes[index] = Failure("not JSON", str(error))
     rates = Rates(requests_per_second, tokens_per_second)
     end = math.inf if deadline is None else time.monotonic() + deadline
 

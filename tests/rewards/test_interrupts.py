@@ -23,7 +23,7 @@ from tests.rewards.misbehaving import obey
 from tests.rewards.server import Server
 from tests.rewards.test_pool import wait_until_ended
 from tests.rewards.test_remote import lengths
-from tests.rewards.test_remote_faults import raw_server
+from tests.rewards.test_remote_faults import children, raw_server
 
 GONE = 20.0  # seconds within which the other end must notice: none of the calls ends by itself in 1,000
 
@@ -149,7 +149,7 @@ def test_the_rows_of_a_pool(pool: Pool, through: str) -> None:
     workers = list[int]()
 
     def begun() -> bool:
-        workers[:] = [worker._pid for worker in pool._workers if worker is not None]
+        workers[:] = children(pool._servers[0]._process.pid)
         return len(workers) == 2
 
     with interrupted_when(begun):

@@ -8,7 +8,7 @@ import pytest
 
 from rlprims.rewards import sandbox_fusion
 from rlprims.rewards._http import post
-from rlprims.rewards._rates import Pace, tokens
+from rlprims.rewards._rates import Rates, tokens
 from rlprims.rewards.remote import RemoteError, remote
 from rlprims.rewards.verifiers import code_stdin
 from tests.rewards.server import Reply, Server
@@ -109,8 +109,8 @@ def test_the_rate_is_bounded(server: Server) -> None:
 
 
 def test_tokens_are_paced_too(server: Server) -> None:
-    pace = Pace(100.0)
-    assert [round(pace.turn(50), 1) for _ in range(3)] == [0.0, 0.5, 1.0]
+    rates = Rates(None, 100.0)
+    assert [round(rates.turn(["a" * 196]), 1) for _ in range(3)] == [0.0, 0.5, 1.0]  # 50 each
     assert tokens(["a" * 40, ""]) == 11
     server.reply = lengths
     remote(server.url, ["a" * 396] * 3, [""] * 3, rows_per_request=1, tokens_per_second=1000)  # 100 each

@@ -216,7 +216,7 @@ def killing(pool: Pool, every: float) -> Iterator[list[int]]:
     def kill() -> None:
         while not stop.wait(every):
             with suppress(OSError, IndexError):
-                worker = children(pool._server._process.pid)[0]
+                worker = children(pool._servers[0]._process.pid)[0]
                 os.kill(worker, signal.SIGKILL)
                 killed.append(worker)
 
@@ -249,10 +249,10 @@ class TestAPoolUnderFire:
     def test_the_pools_server_is_started_again(self) -> None:
         with Pool(slowly, workers=2, seconds=5) as pool:
             pool(["1"] * 4, [""] * 4)
-            first = pool._server._process.pid
+            first = pool._servers[0]._process.pid
             threading.Timer(0.05, os.kill, [first, signal.SIGKILL]).start()
             assert pool([str(n) for n in range(150)], [""] * 150).scores.tolist() == list(range(150))
-            assert pool._server._process.pid != first
+            assert pool._servers[0]._process.pid != first
 
 
 LOOK_UPS = """
