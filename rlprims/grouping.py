@@ -140,16 +140,6 @@ def group_bounds(
     return zero_outside(low, some_valid), zero_outside(high, some_valid)
 
 
-def group_range(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None) -> PerSequence:
-    """Largest minus smallest value of each row's group.
-
-    >>> group_range(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0, 1, 0]))
-    tensor([1., 0., 1.])
-    """
-    low, high = group_bounds(x, group_ids, valid_rows)
-    return high - low
-
-
 def is_constant(
     x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, tolerance: float = 1e-6
 ) -> RowMask:

@@ -16,7 +16,6 @@ from rlprims.grouping import (
     group_count,
     group_mean,
     group_mean_of_others,
-    group_range,
     group_ranks,
     group_std,
     group_sum,
@@ -109,7 +108,6 @@ class TestStatistics:
         assert group_count(IDS).tolist() == [3, 2, 3, 2, 3, 1]
         assert group_mean(X, IDS).tolist() == [3, 20, 3, 20, 3, 5]
         assert group_centred(X, IDS).tolist() == [-2, -10, -1, 10, 3, 0]
-        assert group_range(X, IDS).tolist() == [5, 20, 5, 20, 5, 0]
         assert group_std(X, IDS).tolist() == pytest.approx([7**0.5, 200**0.5, 7**0.5, 200**0.5, 7**0.5, 0])
         assert group_std(X, IDS, ddof=0)[:2].tolist() == pytest.approx([(14 / 3) ** 0.5, 10])
 

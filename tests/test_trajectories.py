@@ -136,7 +136,7 @@ def test_cut_rollouts_in_micro_batches_are_the_step_of_whole_ones(mean: str, kep
     pieces, row = cut(whole, 5)
     policy_loss = losses.gspo if kept_whole else losses.clipped_surrogate
     algorithm = algorithms.grpo(kl_coef=0).replace(aggregation=SPLIT[mean], policy_loss=policy_loss)
-    assert algorithm.splits_rollouts is not kept_whole
+    assert (algorithm.together is None) is not kept_whole
     x = whole.data["log_probs"].clone().requires_grad_()
     expected = algorithms.policy_objective(algorithm, {**without_counts(whole), "log_probs": x})
     (gradient,) = torch.autograd.grad(expected, x)

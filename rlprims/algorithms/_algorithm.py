@@ -292,11 +292,6 @@ class Algorithm(_Spec):
         return None if token_wise and known_means else "trajectory_ids"
 
     @property
-    def splits_rollouts(self) -> bool:
-        """Whether rows may be split freely over micro-batches, given :func:`step_counts`: ``together`` is None."""
-        return self.together is None
-
-    @property
     def updates_per_batch(self) -> int:
         return self.epochs * self.mini_batches
 

@@ -123,14 +123,6 @@ class Row:
     """Why the last turn ended."""
 
     @property
-    def observation_mask(self) -> tuple[bool, ...]:
-        """True on tokens that were not sampled, that is, all tokens of prompts."""
-        mask = [True] * len(self.token_ids)
-        for span in self.spans:
-            mask[span.start : span.stop] = [False] * (span.stop - span.start)
-        return tuple(mask)
-
-    @property
     def prompt_length(self) -> int:
         """The index of the first sampled token; the number of tokens if nothing was sampled."""
         return next((span.start for span in self.spans if span.stop > span.start), len(self.token_ids))

@@ -23,6 +23,7 @@ from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import LoraConfig, ModelConfig, RayConfig, Sampling
 from rlprims.execution._columns import right_padded
+from rlprims.execution._ray_config import memory_options
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
@@ -31,7 +32,6 @@ from rlprims.execution.hf._rules import rules_of
 from rlprims.execution.hf._sampling import Responses
 from rlprims.execution.ray._checks import check_options, check_truncation
 from rlprims.execution.ray._kept import rows_of_log_probs, rows_of_masks, sets_of
-from rlprims.execution.ray._vllm_options import engine_options, scoring
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
 from rlprims.routing import UNKNOWN, align
@@ -93,7 +93,7 @@ class VllmEngine:
         on_cpu = current_platform.is_cpu()
         self.adapter = _Adapter(model.engine_lora, model.path) if model.engine_lora else None
         self.frees_memory = bool(current_platform.is_sleep_mode_available())
-        ours = engine_options(model, cluster) | {
+        ours = _engine_options(model, cluster) | {
             "enable_sleep_mode": cluster.colocate and self.frees_memory,  # vLLM on a CPU refuses the option
             "max_model_len": context_window,
             "logprobs_mode": "processed_logprobs",  # those of the distribution that is sampled from
@@ -282,7 +282,9 @@ class VllmEngine:
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """Return the log-prob of each token except the first, at temperature 1. Running requests continue meanwhile."""
-        self._add(_SCORED, list(tokens), scoring(prompt_logprobs=0))
+        kind = RequestOutputKind.FINAL_ONLY
+        wanted = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=kind)
+        self._add(_SCORED, list(tokens), wanted)
         while (output := self._advance()) is None:
             pass
         return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
@@ -339,3 +341,26 @@ def _ended(response: Any, limit: int) -> Ended:
     if response.finish_reason == "length" and len(response.token_ids) < limit:
         return Ended.CONTEXT
     return _ENDED.get(response.finish_reason, Ended.ERROR)
+
+
+def _engine_options(model: ModelConfig, cluster: RayConfig) -> dict[str, Any]:
+    """The options of an engine by model, devices and memory."""
+    devices, gpus = cluster.tensor_parallel_size, cluster.all_pools[cluster.roles.rollout].gpus
+    options: dict[str, Any] = {
+        "model": model.path,
+        "dtype": cluster.mixed_precision or model.dtype,
+        # On a CPU there are no CUDA graphs, and compiling with g++ instead takes seconds.
+        "enforce_eager": current_platform.is_cpu() if cluster.enforce_eager is None else cluster.enforce_eager,
+        "tensor_parallel_size": devices,
+        "max_num_seqs": model.max_rows_per_generation,
+        "max_logprobs": -1,  # no limit for requests
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    if torch.cuda.is_available() and "gpu_memory_utilization" not in cluster.engine_options:
+        options |= memory_options(*torch.cuda.mem_get_info(), gpus=gpus, colocate=cluster.colocate)
+    if cluster.kv_cache_bytes:
+        options["kv_cache_memory_bytes"] = cluster.kv_cache_bytes
+    if devices > 1:
+        options["distributed_executor_backend"] = "mp"  # child processes, which end with this process
+    return options
