@@ -76,19 +76,21 @@ class _Worker:
 
 def _score(rows: Sequence[bytes], job: dict[str, Any], workers: list[_Worker], control: socket.socket) -> list[bytes]:
     """The outcome of each row as JSON."""
-    found, waiting, until = dict[int, bytes](), deque(enumerate(rows)), 0.0
+    found, again, waiting, until = dict[int, bytes](), set[int](), deque(enumerate(rows)), 0.0
     while len(found) < len(rows):
         ends: list[Any] = [control, *(worker.connection for worker in workers)]
         readable = select.select(ends, [], [], min(max(until - time.monotonic(), 0.0), _PARENT_CHECK))[0]
         if control in readable:
             sys.exit()  # the trainer has ended, or waits no more
         for worker in workers[:]:
-            outcome, has_ended = _received(worker, worker.connection in readable, job["seconds"])
-            if has_ended:
-                workers.remove(worker)
-            if outcome and worker.index >= 0:
-                found[worker.index] = outcome
+            outcome, index = _received(worker, workers, worker.connection in readable, job["seconds"]), worker.index
+            if outcome and index >= 0:
                 worker.index, worker.deadline = -1, math.inf
+                if index not in again and outcome.startswith(b'["killed by SIGKILL"'):  # perhaps not by this row
+                    again.add(index)
+                    waiting.append((index, rows[index]))
+                else:
+                    found[index] = outcome
         while len(workers) < min(job["workers"], len(rows) - len(found)):
             workers.append(_Worker(job, [control, *(worker.connection for worker in workers)]))
         for worker in workers:
@@ -101,8 +103,8 @@ def _score(rows: Sequence[bytes], job: dict[str, Any], workers: list[_Worker], c
     return [found[index] for index in range(len(rows))]
 
 
-def _received(worker: _Worker, is_readable: bool, seconds: float) -> tuple[bytes, bool]:
-    """The outcome of the worker's row, if there is one, and whether the worker has been ended."""
+def _received(worker: _Worker, workers: list[_Worker], is_readable: bool, seconds: float) -> bytes:
+    """The outcome of the worker's row, or nothing. Ends a worker that is late, or must be replaced."""
     outcome, is_late = b"", False
     with suppress(OSError, EOFError):  # it has ended
         outcome = worker.connection.recv_bytes() if is_readable else b""
@@ -110,7 +112,8 @@ def _received(worker: _Worker, is_readable: bool, seconds: float) -> tuple[bytes
         is_late = not outcome and time.monotonic() >= worker.deadline
         out_of_memory = outcome.startswith(b'["raised MemoryError"')  # the memory may still be in use
         if not is_late and not out_of_memory and worker.rows_left:
-            return outcome, False
+            return outcome
+    workers.remove(worker)
     status = worker.end()
     if is_late:
         failure = Failure("timeout", f"took more than {seconds:g} s")
@@ -121,7 +124,7 @@ def _received(worker: _Worker, is_readable: bool, seconds: float) -> tuple[bytes
         failure = Failure(
             cause, f"with code {status}: out of memory, memory_mb too small, or a crash in compiled code?"
         )
-    return outcome or json.dumps(failure).encode(), True
+    return outcome or json.dumps(failure).encode()
 
 
 def _work(job: dict[str, Any], connection: "Connection[Any, Any]") -> None:

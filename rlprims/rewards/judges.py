@@ -264,8 +264,7 @@ def _verdict(text: str, properties: Mapping[str, Any]) -> dict[str, Any] | str:
     except (ValueError, RecursionError) as error:
         return f"no JSON: {error}"
     for name, kind in properties.items():
-        allowed = kind.get("enum")
-        value = found.get(name)
+        allowed, value = kind.get("enum"), found.get(name)
         fits = isinstance(value, str) if allowed is None else (type(value), value) in [(type(x), x) for x in allowed]
         if not fits:
             return f"{name} is {str(value)[:50]!r}" + ("" if allowed is None else f" and not one of {allowed}")

@@ -167,9 +167,8 @@ def _end(servers: list[_Server]) -> None:
 
 
 def _zero(outcome: Outcome) -> Outcome:
-    if isinstance(outcome, Failure) and outcome.cause in ("timeout", "CPU limit", "raised MemoryError"):
-        return {"score": 0.0, "acc": 0.0, "limit_reached": 1.0}
-    return outcome
+    at_limit = isinstance(outcome, Failure) and outcome.cause in ("timeout", "CPU limit", "raised MemoryError")
+    return {"score": 0.0, "acc": 0.0, "limit_reached": 1.0} if at_limit else outcome
 
 
 def _path(verifier: Any) -> str:

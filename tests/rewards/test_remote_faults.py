@@ -245,6 +245,12 @@ class TestAPoolUnderFire:
             assert set(scores.causes) <= {"killed by SIGKILL", "no worker"}
             assert pool(["1"] * 4, [""] * 4).scores.tolist() == [1] * 4, "it goes on afterwards"
 
+    def test_a_worker_that_is_killed_while_it_waits_costs_nothing(self) -> None:
+        with Pool(slowly, workers=2, seconds=5) as pool:
+            pool(["1"] * 4, [""] * 4)
+            os.kill(children(pool._servers[0]._process.pid)[0], signal.SIGKILL)
+            assert pool([str(n) for n in range(20)], [""] * 20).scores.tolist() == list(range(20))
+
     @pytest.mark.slow
     def test_the_pools_server_is_started_again(self) -> None:
         with Pool(slowly, workers=2, seconds=5) as pool:
