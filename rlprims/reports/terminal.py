@@ -48,12 +48,6 @@ def make_table(
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> str:
-    """
-    >>> print(plain_table(["setting", "grpo"], [["epochs", "1"], ["eps", "1e-6"]]))
-    setting  grpo
-    epochs   1
-    eps      1e-6
-    """
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     aligned = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (columns, *rows))
     return "\n".join([*filter(None, [title]), *("  ".join(row).rstrip() for row in aligned)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlprims.reports.terminal import make_table, open_console
+from rlprims.reports.terminal import make_table, open_console, plain_table
 
 
 def test_brackets_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,3 +14,8 @@ def test_brackets_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "add corrections: [rlprims.corrections.tis]" in told
     assert "runs/[a]" in told
     assert "of [b]" in told
+
+
+def test_a_table_without_rich() -> None:
+    rows = [["epochs", "1"], ["eps", "1e-6"]]
+    assert plain_table(["setting", "grpo"], rows, title="one") == "one\nsetting  grpo\nepochs   1\neps      1e-6"

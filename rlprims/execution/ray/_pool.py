@@ -41,8 +41,8 @@ class Pool(AbstractContextManager["Pool"]):
     ) -> None:
         if not ray.is_initialized():
             raise ValueError("a pool is on a cluster that this process has joined: call connect() or ray.init() first")
-        there = [one for one in placement_group_table().values() if one["name"] == _OURS + detached]
-        there = [one for one in there if one["state"] != "REMOVED"]
+        known = (one for one in placement_group_table().values() if one["state"] != "REMOVED")
+        there = [one for one in known if one["name"] == _OURS + detached]
         if bool(there) == (config is not None):
             raise ValueError(f"the cluster has {'a' if there else 'no'} pool {detached!r}")
         if config is None:
