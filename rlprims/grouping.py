@@ -201,21 +201,10 @@ def group_centred(x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | Non
     return (x.double() - _mean(x, group_ids, valid_rows)).to(upcast(x).dtype)
 
 
-def group_variance(
-    x: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
-) -> PerSequence:
-    """Variance of each row's group, two-pass, with divisor n - ddof; 0 if the divisor is not positive.
-
-    >>> group_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
-    tensor([0.2500, 0.2500, 0.2500, 0.2500])
-    """
-    return _variance(x, group_ids, valid_rows, ddof).to(upcast(x).dtype)
-
-
 def variance_of_centred(
     centred: PerSequence, group_ids: GroupIds, valid_rows: RowMask | None = None, *, ddof: int = 1
 ) -> PerSequence:
-    """:func:`group_variance` of values that are already centred: Σ centred² / (n − ddof).
+    """Variance of each row's group of values that are already centred: Σ centred² / (n − ddof).
 
     >>> variance_of_centred(torch.tensor([0.75, -0.25, -0.25, -0.25]), torch.zeros(4, dtype=torch.int64))
     tensor([0.2500, 0.2500, 0.2500, 0.2500])

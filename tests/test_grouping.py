@@ -2,6 +2,7 @@
 
 import math
 import uuid
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,18 @@ from rlprims.grouping import (
     group_ranks,
     group_std,
     group_sum,
-    group_variance,
     is_constant,
     is_varied,
     safe_sqrt,
+    variance_of_centred,
 )
 
 IDS = torch.tensor([0, 1, 0, 1, 0, 2])
 X = torch.tensor([1.0, 10.0, 2.0, 30.0, 6.0, 5.0], dtype=torch.float64)
+
+
+def group_variance(x: torch.Tensor, *ids: Any, ddof: int = 1) -> torch.Tensor:
+    return variance_of_centred(group_centred(x, *ids), *ids, ddof=ddof)
 
 
 class TestLabels:

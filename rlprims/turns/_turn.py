@@ -123,6 +123,12 @@ class Row:
     """Why the last turn ended."""
 
     @property
+    def observation_mask(self) -> tuple[bool, ...]:
+        """True on tokens that were not sampled, that is, all tokens of prompts."""
+        sampled = {place for span in self.spans for place in range(span.start, span.stop)}
+        return tuple(place not in sampled for place in range(len(self.token_ids)))
+
+    @property
     def prompt_length(self) -> int:
         """The index of the first sampled token; the number of tokens if nothing was sampled."""
         return next((span.start for span in self.spans if span.stop > span.start), len(self.token_ids))
