@@ -92,7 +92,8 @@ def default(field: FieldInfo) -> str:
     if isinstance(value, BoundFunction):
         return str(value)
     if value is None or isinstance(value, bool | list | tuple | dict):
-        return json.dumps(value)
+        text = json.dumps(value)
+        return f"`{text}`" if "<" in text else text
     return str(value)
 
 

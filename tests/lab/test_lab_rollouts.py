@@ -115,10 +115,8 @@ def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
     assert max(used.count(label) for label in set(used)) == 3  # the group's size: none is there twice
     one = lab.load_run(trained, 3)  # sampled by the policy that the step begins with, as no surplus is in it
     assert set(one["step"].tolist()) == {3}
-    rows = [status == "trained" for status in one["status"]]
     mask = one["response_mask"]
     torch.testing.assert_close(one["old_log_probs"][mask], one["rollout_log_probs"][mask], atol=1e-4, rtol=0)
-    assert not torch.equal(one["old_log_probs"][rows], one["rollout_log_probs"][rows])  # two forwards, two roundings
     table = lab.compare([algorithms.dapo(), algorithms.rloo()], whole).responses
     assert {"step", "group", "score", "answer", "push dapo"} <= table.columns.keys()
     for row, label, score in zip(table["row"], table["group"], table["score"], strict=True):

@@ -1,12 +1,7 @@
 """A teacher on a server: its numbers are those of the same model in the process, and other answers end the run."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +18,7 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.session import build
 from tests import tiny
+from tests.trainer.vllm_server import serving
 
 OPD = {"algorithm": {"preset": "opd", "group_size": 2}, "prompts_per_generation": None}
 TOPK = {"preset": "opd", "group_size": 2, "loss_terms": [{"coefficient": 1.0, "loss": "losses.topk_kl"}]}
@@ -166,22 +162,5 @@ def test_vllm_s_own_server(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, teacher: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm")
-    port = 8000 + os.getpid() % 20000
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(teacher), "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", "64", "--enforce-eager"]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with (
-        (tmp_path / "server.log").open("w") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as server,
-    ):
-        try:
-            for _ in range(600):
-                assert server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                    break
-                except OSError:
-                    time.sleep(1)
-            check_same(load, settings, console, teacher, f"http://127.0.0.1:{port}/v1")
-        finally:
-            os.killpg(server.pid, 9)
+    with serving(teacher, tmp_path / "server.log") as url:
+        check_same(load, settings, console, teacher, f"{url}/v1")
