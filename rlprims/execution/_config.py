@@ -40,7 +40,7 @@ class Sampling(_Config):
     )
     thinking_budget: int | None = Field(default=None, ge=0, description="tokens of thinking, which ends then")
     thinking_marks: tuple[Text, Text] = Field(default=("<think>", "</think>"), description="begin and end of thinking")
-    logits_processors: tuple[BoundFunction, ...] = Field(default=(), description="functions of tokens so far and logits")
+    logits_processors: tuple[BoundFunction, ...] = Field(default=(), description="functions of the tokens and logits")
     repetition_penalty: float = Field(default=1.0, gt=0, description="only of evaluations, as the next two")
     presence_penalty: float = Field(default=0.0, description="taken from the logits of the response's tokens")
     frequency_penalty: float = Field(default=0.0, description="the same, times their number")
