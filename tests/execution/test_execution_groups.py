@@ -83,7 +83,7 @@ refused(Pool, PoolConfig())
 refused(dispatch, "somewhere")
 refused(dispatch, "first", together="group_ids")
 refused(connect, runtime_env={"py_module": ["mine"]})
-connect(cpus=3, log_to_driver=False)  # a log line of Ray would be in what is told
+connect(cpus=3)
 rows = DataProto.from_dict({"x": torch.arange(5.0)})
 refused(Pool, None, detached="nobody")
 with Pool(PoolConfig(workers=2), share=0.5) as pool:
@@ -108,7 +108,7 @@ with Pool(PoolConfig(workers=2), share=0.5) as pool:
 
 
 def test_what_cannot_be_is_refused_in_a_line(short: Path) -> None:
-    told = python(short, "-c", REFUSED).splitlines()
+    told = [line for line in python(short, "-c", REFUSED).splitlines() if "(raylet)" not in line]  # a log line of Ray
     expected = [
         "ValueError a pool is on a cluster that this process has joined",
         "ValueError dispatch: expected everywhere, first, split or a function, got 'somewhere'",
