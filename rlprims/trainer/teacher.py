@@ -32,13 +32,17 @@ def teacher_columns(execution: Models, config: SamplingSettings, tokenizer: Any,
     has_prompt = torch.ones(len(batch), dtype=torch.bool)
     if config.data.teacher_template is not None:
         has_prompt = _give_teacher_prompts(rows, config, tokenizer, execution)
-    url = config.model.teacher_url
+    wants_top = "teacher_topk_log_probs" in needs
+    if (url := config.model.teacher_url) is not None and (wants_top or "teacher_log_probs" in needs):
+        ids, log_probs = served(url, rows, tokenizer, support.size if wants_top else 0)
+        if "teacher_log_probs" in needs:
+            columns["teacher_log_probs"] = log_probs[..., 0]
+        if wants_top:
+            columns |= {"topk_ids": ids[..., 1:], "teacher_topk_log_probs": log_probs[..., 1:]}
+        needs = needs - columns.keys()
     if "teacher_log_probs" in needs:
-        found = execution.teacher_log_probs(rows) if url is None else served(url, rows, tokenizer)[1][..., 0]
-        columns["teacher_log_probs"] = found
-    if "teacher_topk_log_probs" in needs and url is not None:
-        columns["topk_ids"], columns["teacher_topk_log_probs"] = served(url, rows, tokenizer, support.size)
-    elif "teacher_topk_log_probs" in needs:
+        columns["teacher_log_probs"] = execution.teacher_log_probs(rows)
+    if "teacher_topk_log_probs" in needs:
         if support.of == "student":
             rows["topk_ids"] = execution.top_tokens(batch, support.size)
         columns |= dict(execution.teacher_top(rows, support.size).batch.items())

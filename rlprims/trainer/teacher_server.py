@@ -14,9 +14,9 @@ from rlprims.rewards._waiting import gather, wait_for
 
 
 def served(url: str, rows: DataProto, tokenizer: Any, size: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids and float32 log-probs (B, T, K) by the server at ``url``, at temperature 1; 0 outside of responses.
+    """Ids and float32 log-probs (B, T, 1 + size) by the server at ``url``, at temperature 1; 0 outside of responses.
 
-    They are of the response's own token, K = 1; with a ``size`` of the K = size likeliest tokens.
+    They are of the response's own token, and then of the ``size`` likeliest ones.
 
     Raises:
         ExecutionError: no answer after several attempts, another vocabulary, or an answer without these numbers.
@@ -28,7 +28,7 @@ def served(url: str, rows: DataProto, tokenizer: Any, size: int = 0) -> tuple[Te
         found = wait_for(_scored(url.rstrip("/"), texts, tokenizer, size))
     except RemoteError as error:
         raise ExecutionError(f"model.teacher: {error}") from None
-    log_probs = torch.zeros(*rows["responses"].shape, size or 1)
+    log_probs = torch.zeros(*rows["responses"].shape, 1 + size)
     ids, in_response = log_probs.long(), attention[:, rows["prompts"].shape[1] :]
     for i, mask in enumerate(in_response):
         if count := int(mask.sum()):
@@ -48,9 +48,9 @@ async def _scored(url: str, texts: list[list[int]], tokenizer: Any, size: int) -
             try:
                 read, found = answer["choices"][0]["prompt_logprobs"][1:], []
                 for at, token in zip(read, row[1:], strict=True):
-                    likeliest = sorted(at, key=lambda name: at[name]["rank"])[:size] if size else [str(token)]
-                    found.append([(int(name), at[name]["logprob"] + 0.0) for name in likeliest])
-                    if len(found[-1]) < (size or 1):
+                    names = [str(token), *sorted(at, key=lambda name: at[name]["rank"])[:size]]
+                    found.append([(int(name), at[name]["logprob"] + 0.0) for name in names])
+                    if len(names) < 1 + size:
                         raise ValueError
                 return found
             except (KeyError, IndexError, TypeError, ValueError):
