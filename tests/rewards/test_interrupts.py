@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from examples.sandbox_fusion import run_cases
-from rlprims.rewards.judges import Judge, rubric, tournament
+from examples.tournament import tournament
+from rlprims.rewards.judges import Judge, rubric
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
 from rlprims.rewards.several import Reward, several
