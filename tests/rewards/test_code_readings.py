@@ -232,17 +232,20 @@ def test_what_runs_elsewhere_gets_the_imports_that_a_program_needs() -> None:
         sent.append(program)
         return [sandbox.CaseResult("finished", 0, "6")] * len(inputs)
 
-    for program in ("print(6)", "print(sum(Counter('abcabc').values()))"):
+    later = "from __future__ import annotations\nprint(6)"
+    for program in ("print(sum(Counter('abcabc').values()))", later):
         assert code_stdin(program, {"inputs": [""], "outputs": ["6"]}, run=runs)["score"] == 1
-    assert sent[0] == "print(6)"
     namespace: dict[str, Any] = {}
-    exec(sent[1], namespace)
+    exec(sent[0], namespace)
     assert namespace["Counter"]("aab")["a"] == 2
+    assert namespace["pow"] is pow  # and not that of math, which is imported too
+    assert sent[1] == later
 
 
 def doubles(program: str, inputs: Any, *, function: Any, seconds: float, total_seconds: float, memory_mb: int, by: int):
     """Another machine, which does as it is told and not as the program says."""
-    assert (program, function, seconds, total_seconds, memory_mb) == ("anything", None, 1.0, 9.0, 64)
+    assert program.endswith("\nanything")
+    assert (function, seconds, total_seconds, memory_mb) == (None, 1.0, 9.0, 64)
     for text in inputs:
         yield sandbox.CaseResult("finished", 0, str(by * int(text)))
 

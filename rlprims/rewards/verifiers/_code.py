@@ -1,10 +1,7 @@
 """Verifiers of programs: by standard input and output, by calls of a function, and by assertions."""
 
-import builtins
 import functools
-import importlib
 import inspect
-import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias
@@ -215,17 +212,7 @@ def check_run(run: Run | str | Mapping[str, Any]) -> Run:
 def _elsewhere(run: Any, cases: Cases, program: str, limits: Mapping[str, Any]) -> Generator[Any, None, None]:
     from rlprims.rewards.sandbox._start import IMPORTS
 
-    # A program that imports from __future__ must begin so.
     text = f"{cases.before}\n{program}" if cases.before else program
-    words = re.findall(r"[A-Za-z]\w+", program)
-    needs_imports = "__future__" not in program and not _standard_names().isdisjoint(words)
-    text = f"{IMPORTS}\n{text}" if needs_imports else text
+    # A program that imports from __future__ must begin so.
+    text = text if "__future__" in program else f"{IMPORTS}\n{text}"
     yield from check_run(run)(text, cases.inputs, function=cases.function, **limits)
-
-
-@functools.cache
-def _standard_names() -> set[str]:
-    from rlprims.rewards.sandbox import _start
-
-    modules = map(importlib.import_module, _start.MODULES)
-    return set(_start.MODULES).union(*map(_start.public_names, modules)) - set(dir(builtins))
