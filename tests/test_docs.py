@@ -81,7 +81,7 @@ def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
             exec(compile(code, "rewards.md", "exec"), names)
     assert names["weighted"].scores.tolist() == [1.0, 1.5]
     assert names["scored"].scores[0] == 1.0
-    assert len(server.requests) == 1 + 2 + 2 * 3
+    assert len(server.requests) == 1 + 2
 
 
 def test_the_settings_of_the_page_on_rewards_are_settings() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples import tabular
 from rlprims import advantage, algorithms, filters, lab, losses, rewards
 from rlprims.algorithms import (
     Algorithm,
@@ -206,7 +207,7 @@ class TestSpecs:
 class TestInTheLab:
     """Answers of up to three tokens, of which 1, 0 is right; those without an end are LENGTH."""
 
-    task: Callable[[], lab.TabularTask] = staticmethod(lambda: lab.stop_after((1,), length=3))
+    task: Callable[[], tabular.TabularTask] = staticmethod(lambda: tabular.stop_after((1,), length=3))
 
     def test_the_policy_that_is_masked_there_is_not_taught_to_end(self) -> None:
         """Endless answers are wrong. Masked, they still lower the mean, and no token of theirs is pushed."""
@@ -225,11 +226,11 @@ class TestInTheLab:
 
     @pytest.mark.parametrize("policy", ["score", "leave_out", "mask_turn"])
     def test_every_policy_learns(self, policy: str) -> None:
-        run = lab.train(
+        run = tabular.train(
             self.task(), PLAIN.replace(ended={"length": policy}, group_size=16), steps=60, learning_rate=0.2
         )
         assert run.expected_scores[-1] > 0.9
 
     def test_dropped_groups_have_no_advantages(self) -> None:
-        run = lab.train(self.task(), PLAIN.replace(ended={"length": "drop_group"}, group_size=64), steps=5)
+        run = tabular.train(self.task(), PLAIN.replace(ended={"length": "drop_group"}, group_size=64), steps=5)
         assert not run.logits.any()

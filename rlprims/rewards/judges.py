@@ -1,26 +1,23 @@
 """Language models as judges, on any server with OpenAI's chat completions, such as vLLM's.
 
-:func:`rubric` grades a response by named criteria, :func:`pair` compares it with another in both orders, and
-:func:`tournament` compares the responses of a group with each other. They are ordinary reward functions: list them in a
-run's ``rewards`` with a ``concurrency``. If a judge does not answer, or its answer does not have the expected form, a
-:class:`rlprims.rewards.remote.RemoteError` is raised: that row has no score, and the cause is counted.
+:func:`rubric` grades a response by named criteria, :func:`pair` compares it with another in both orders. They are
+ordinary reward functions: list them in a run's ``rewards`` with a ``concurrency``. If a judge does not answer, or its
+answer does not have the expected form, a :class:`rlprims.rewards.remote.RemoteError` is raised: that row has no score,
+and the cause is counted.
 """
 
 import hashlib
 import json
 import os
 import sqlite3
-import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rlprims.rewards._http import RemoteError, post
-from rlprims.rewards._waiting import gather, in_thread, wait_for
 
-__all__ = ["Judge", "pair", "rubric", "tournament"]
+__all__ = ["Judge", "pair", "rubric"]
 
 _GRADING = (
     "You grade a response to a question. Judge each criterion by itself and give it one of the numbers that are "
@@ -131,53 +128,6 @@ def pair(
         spent += tokens
     agree = float(shares[0] == shares[1])
     return {"score": sum(shares) / 2, "consistent": agree, "judge_tokens": float(spent)}
-
-
-def tournament(
-    responses: Sequence[str],
-    answers: Sequence[Any],
-    question: Sequence[str] | None = None,
-    *,
-    judge: Judge,
-    instructions: str = _COMPARING,
-    opponents: int | None = None,
-    concurrency: int = 8,
-) -> list[dict[str, float] | None]:
-    """The share of its comparisons that each response of a group wins; for ``per: group``.
-
-    Response i is compared with the next ``opponents`` responses, in a ring. :func:`pair` compares each pair once, in
-    both orders. A comparison that fails is left out; a response without a comparison has no score.
-
-    Args:
-        responses: the responses of one group.
-        answers: not used.
-        question: the question of the group, one entry for each response.
-        judge: the server and the model.
-        instructions: the system message.
-        opponents: the number of opponents; None: all other responses.
-        concurrency: the number of comparisons at once.
-    """
-    size = len(responses)
-    count = size - 1 if opponents is None else min(opponents, size - 1)
-    pairs = dict.fromkeys(tuple(sorted((i, (i + step) % size))) for i in range(size) for step in range(1, count + 1))
-    prompt = question[0] if question else ""
-
-    def compare(ij: tuple[int, ...]) -> float | RemoteError:
-        try:
-            return pair(responses[ij[0]], responses[ij[1]], prompt, judge=judge, instructions=instructions)["score"]
-        except RemoteError as error:
-            return error
-
-    comparisons = (partial(in_thread, partial(compare, ij)) for ij in pairs)
-    results = dict(zip(pairs, wait_for(gather(comparisons, concurrency)), strict=True))
-    wins: list[list[float]] = [[] for _ in responses]
-    for (i, j), share in results.items():
-        if not isinstance(share, RemoteError):
-            wins[i].append(share)
-            wins[j].append(1 - share)
-    if pairs and not any(wins):
-        raise next(error for error in results.values() if isinstance(error, RemoteError))
-    return [{"score": statistics.fmean(won), "met": float(len(won))} if won else None for won in wins]
 
 
 def _read_criteria(criteria: Mapping[str, str | Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, float]]:

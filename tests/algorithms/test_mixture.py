@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlprims import algorithms, corrections, lab, losses
+from examples import tabular
+from rlprims import algorithms, corrections, losses
 from rlprims.algorithms import (
     PRESETS,
     Algorithm,
@@ -117,7 +118,7 @@ def test_advantages_are_those_of_the_rows_alone(name: str) -> None:
 
 def test_two_prompts_learn_by_two_algorithms() -> None:
     """A bandit with two prompts; the second is trained by what the first's algorithm could not learn from."""
-    task = lab.bandit([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    task = tabular.bandit([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     specs = [algorithms.dr_grpo(), algorithms.sft().replace(token_selection=algorithms.is_correct)]
     generator = torch.Generator().manual_seed(0)
     logits = task.uniform().requires_grad_()

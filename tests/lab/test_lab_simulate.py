@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from examples import tabular
 from rlprims import advantage, algorithms, corrections, filters, lab, losses
 from rlprims.algorithms import LossTerm, estimate_advantages, policy_objective, shape_scores, use
 from rlprims.data_proto import DataProto
@@ -25,7 +26,7 @@ def two_by_two() -> dict[str, torch.Tensor]:
 
 def batch() -> dict[str, torch.Tensor]:
     """Sampled answers of a tiny task, with a policy that has moved."""
-    task = lab.stop_after()
+    task = tabular.stop_after()
     generator = torch.Generator().manual_seed(0)
     sampled = task.sample(task.uniform(), 8, generator)
     moved = 0.3 * torch.randn(sampled["old_log_probs"].shape, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""torchrl's losses and ours, on its own policy around a tiny model, from one tensordict."""
+"""``examples/torchrl_loss.py``: torchrl's losses and ours, on its own policy of a tiny model, from one tensordict."""
 
 import math
 
@@ -10,9 +10,9 @@ from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 from torchrl.objectives import LossModule
 from torchrl.objectives.llm import GRPOLoss
 
+from examples.torchrl_loss import grpo_loss
 from rlprims import algorithms, losses
 from rlprims.algorithms import LossTerm, use
-from rlprims.interop.torchrl import grpo_loss
 from tests import tiny
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]

@@ -225,17 +225,57 @@ def test_the_other_mark_is_part_of_a_program() -> None:
     assert python_code(f"```python\n{defined}```\n```python\nprint(add(1, 2))\n```", "last", "add") == defined
 
 
-def test_a_server_gets_the_imports_that_a_program_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_elsewhere_gets_the_imports_that_a_program_needs() -> None:
     sent: list[str] = []
 
-    def runs(url: str, program: str, **_: Any) -> sandbox.Result:
+    def runs(program: str, inputs: list[str], **_: Any) -> list[sandbox.CaseResult]:
         sent.append(program)
-        return sandbox.Result("finished", 0, "6", "", "server")
+        return [sandbox.CaseResult("finished", 0, "6")] * len(inputs)
 
-    monkeypatch.setattr("rlprims.rewards.sandbox_fusion.run", runs)
-    for program in ("print(6)", "print(sum(Counter('abcabc').values()))"):
-        assert code_stdin(program, {"inputs": [""], "outputs": ["6"]}, server="http://x")["score"] == 1
-    assert sent[0] == "print(6)"
+    later = "from __future__ import annotations\nprint(6)"
+    for program in ("print(sum(Counter('abcabc').values()))", later):
+        assert code_stdin(program, {"inputs": [""], "outputs": ["6"]}, run=runs)["score"] == 1
     namespace: dict[str, Any] = {}
-    exec(sent[1], namespace)
+    exec(sent[0], namespace)
     assert namespace["Counter"]("aab")["a"] == 2
+    assert namespace["pow"] is pow  # and not that of math, which is imported too
+    assert sent[1] == later
+
+
+def doubles(program: str, inputs: Any, *, function: Any, seconds: float, total_seconds: float, memory_mb: int, by: int):
+    """Another machine, which does as it is told and not as the program says."""
+    assert program.endswith("\nanything")
+    assert (function, seconds, total_seconds, memory_mb) == (None, 1.0, 9.0, 64)
+    for text in inputs:
+        yield sandbox.CaseResult("finished", 0, str(by * int(text)))
+
+
+def test_the_limits_and_the_arguments_of_what_runs_elsewhere() -> None:
+    answer = {"inputs": ["1", "2"], "outputs": ["2", "4"]}
+    limits: Any = {"seconds": 1.0, "total_seconds": 9.0, "memory_mb": 64}
+    for other in (partial(doubles, by=2), {"fn": doubles, "by": 2}, {"fn": f"{__name__}.doubles", "by": 2}):
+        assert code_stdin("anything", answer, run=other, **limits)["score"] == 1
+    assert code_stdin("anything", answer, run={"fn": doubles, "by": 1}, **limits)["passed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"fn": f"{__name__}.doubles"}, "missing a required argument: 'by'"),
+        ({"fn": f"{__name__}.doubles", "by": 2, "of": 3}, "unexpected keyword argument 'of'"),
+        ({"fn": f"{__name__}.doubles", "by": 2, "seconds": 3}, "multiple values for keyword argument 'seconds'"),
+        ({"by": 2}, "None is not a callable object: expected a function of"),
+        ("textwrap.dedent", "too many positional arguments"),
+        ("no.module.of.mine", "cannot import 'no.module.of.mine'"),
+        ("/nowhere/mine.py:run", "there is no such file"),
+    ],
+)
+def test_a_wrong_function_is_told_when_data_are_read(other: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as told:
+        check_answer(code_stdin, {"inputs": ["1"], "outputs": ["2"]}, "", {"run": other})
+    assert "\n" not in str(told.value)
+
+
+def test_the_sandbox_s_own_options_are_refused_elsewhere() -> None:
+    with pytest.raises(ValueError, match="leave them out beside run"):
+        code_stdin("x", {"inputs": ["1"], "outputs": ["2"]}, run={"fn": doubles, "by": 2}, packages=["numpy"])

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from rlprims.rewards import sandbox_fusion
-from rlprims.rewards.judges import Judge, rubric, tournament
+from examples.sandbox_fusion import run_cases
+from examples.tournament import tournament
+from rlprims.rewards.judges import Judge, rubric
 from rlprims.rewards.pool import Pool
 from rlprims.rewards.remote import remote
 from rlprims.rewards.several import Reward, several
@@ -79,7 +80,9 @@ def calls(url: str) -> dict[str, Callable[[], Any]]:
         "a judge": lambda: rubric("a", judge=judge, criteria=criteria),
         "judges in threads": lambda: several([graded], rows, rows),
         "a tournament in threads": lambda: several([played], rows, rows, group_ids=[0, 0, 0]),
-        "a sandbox server": lambda: sandbox_fusion.run(url, "print(1)", seconds=500),
+        "a sandbox server": lambda: list(
+            run_cases("print(1)", [""], url=url, function=None, seconds=500, total_seconds=500, memory_mb=64)
+        ),
     }
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from examples.tournament import tournament
 from rlprims.algorithms import BoundFunction
-from rlprims.rewards.judges import Judge, pair, rubric, tournament
+from rlprims.rewards.judges import Judge, pair, rubric
 from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.several import Reward, several
+from rlprims.trainer.scoring.settings import RewardConfig
 from tests.rewards.server import Reply, Server
 
 CRITERIA = {"right": {"text": "the number is the reference's", "weight": 3}, "short": "one sentence"}
@@ -230,6 +232,21 @@ class TestPairs:
         assert [row and row["met"] for row in rows] == [2, 2, 2, 2]
         assert len(server.requests) == 2 * 4
         assert tournament(["a"], [""], judge=judge) == [None]
+
+    def test_a_run_names_the_tournament_by_its_file(self, judge: Judge, server: Server) -> None:
+        server.reply = longer
+        script = Path(__file__).parents[2] / "examples" / "tournament.py"
+        options = {
+            "judge": {"url": judge.url, "model": "m"},
+            "opponents": 1,
+            "instructions": "Prefer the longer.",
+        }
+        reward = RewardConfig.model_validate({"fn": {"fn": f"{script}:tournament", **options}, "per": "group"})
+        assert RewardConfig.model_validate(reward.model_dump(mode="json")) == reward
+        assert reward.fn is not None
+        named = Reward(reward.fn.fn, per="group", options=dict(reward.fn.bound))
+        assert several([named], ["a", "aa"], ["", ""], group_ids=[0, 0]).scores.tolist() == [0.0, 1.0]
+        assert server.requests[0]["messages"][0]["content"] == "Prefer the longer."
 
     def test_a_comparison_that_fails_is_left_out(self, judge: Judge, server: Server) -> None:
         server.reply = lambda r: (400, {}, {}) if "bad" in r["messages"][1]["content"] else longer(r)

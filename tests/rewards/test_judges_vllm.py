@@ -15,7 +15,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlprims.rewards.judges import Judge, pair, rubric, tournament
+from examples.tournament import tournament
+from rlprims.rewards.judges import Judge, pair, rubric
 from rlprims.rewards.several import Reward, several
 from tests import tiny
 

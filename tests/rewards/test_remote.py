@@ -1,16 +1,12 @@
-"""Scores and programs by HTTP, from a server that is really there and misbehaves."""
+"""Scores by HTTP, from a server that is really there and misbehaves."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from rlprims.rewards import sandbox_fusion
 from rlprims.rewards._http import post
 from rlprims.rewards._rates import Rates, tokens
 from rlprims.rewards.remote import RemoteError, remote
-from rlprims.rewards.verifiers import code_stdin
 from tests.rewards.server import Reply, Server
 
 
@@ -123,69 +119,3 @@ def test_settings(server: Server) -> None:
     with pytest.raises(ValueError, match="answers has 1 rows"):
         remote(server.url, ["a", "b"], [""])
     assert remote(server.url, [], []).scores.shape == (0,)
-
-
-def fusion(request: Any) -> Reply:
-    """As SandboxFusion's run_code answers."""
-    assert set(request) == {
-        "code", "stdin", "language", "compile_timeout", "run_timeout", "memory_limit_MB", "files", "fetch_files"
-    }  # fmt: skip
-    assert request["language"] == "python"
-    match request["code"]:
-        case "double":
-            run = {"status": "Finished", "return_code": 0, "stdout": f"{2 * int(request['stdin'])}\n", "stderr": ""}
-        case "hang":
-            run = {"status": "TimeLimitExceeded", "return_code": None, "stdout": "", "stderr": ""}
-        case "raise":
-            run = {"status": "Finished", "return_code": 1, "stdout": "", "stderr": "Error"}
-        case _:
-            return 200, {"status": "SandboxError", "message": "no room"}, {}
-    ok = run["return_code"] == 0
-    return 200, {"status": "Success" if ok else "Failed", "message": "", "compile_result": None, "run_result": run}, {}
-
-
-def test_programs_at_a_sandbox_fusion_server(server: Server) -> None:
-    server.reply = fusion
-    assert sandbox_fusion.run(server.url, "double", stdin="4")[:3] == ("finished", 0, "8\n")
-    assert sandbox_fusion.run(server.url, "hang").status == "timeout"
-    failed = sandbox_fusion.run(server.url, "raise")
-    assert not failed.ok
-    assert failed.stderr == "Error"
-    with pytest.raises(RemoteError, match="the sandbox has failed: no room"):
-        sandbox_fusion.run(server.url, "else")
-
-
-def running(request: Any) -> Reply:
-    """As SandboxFusion does: the program in a process of its own."""
-    command = [sys.executable, "-c", request["code"]]
-    ran = subprocess.run(command, input=request["stdin"], capture_output=True, text=True, timeout=20, check=False)
-    run = {"status": "Finished", "return_code": ran.returncode, "stdout": ran.stdout, "stderr": ran.stderr}
-    return 200, {"status": "Failed" if ran.returncode else "Success", "message": "", "run_result": run}, {}
-
-
-@pytest.mark.parametrize(
-    ("program", "passed"),
-    [
-        ("def double(x):\n    print('0' * 99)\n    return 2 * x", 1.0),
-        ("class Solution:\n    def double(self, x):\n        return 2 * x", 1.0),
-        ("def double(x):\n    return math.prod([2, x])", 1.0),  # the prompt's import
-        ("def double(x):\n    return 4", 0.5),
-        ("def double(x):\n    raise SystemExit(0)", 0.0),
-        ("import os\nprint(4)\nos._exit(0)", 0.0),
-        ("def double(x):\n    return {4}", 0.0),
-        ("def twice(x):\n    return 2 * x", 0.0),
-        ("def double(x:", 0.0),
-    ],
-)
-def test_functions_called_at_a_sandbox_fusion_server(server: Server, program: str, passed: float) -> None:
-    """``fn_name`` was refused there."""
-    server.reply = running
-    answer = {"fn_name": "double", "inputs": [[2], [3]], "outputs": [4, 6], "prompt": "import math\n"}
-    assert code_stdin(program, answer, server=server.url, partial=True)["passed"] == passed
-
-
-def test_code_verified_at_a_server(server: Server) -> None:
-    server.reply = fusion
-    answer = {"inputs": ["1", "2", "4"], "outputs": ["2", "4", "9"]}
-    assert code_stdin("double", answer, server=server.url, partial=True)["passed"] == pytest.approx(2 / 3)
-    assert code_stdin("hang", answer, server=server.url)["score"] == 0

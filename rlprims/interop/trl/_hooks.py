@@ -9,10 +9,13 @@ from torch import Tensor
 from rlprims import algorithms
 from rlprims.algorithms import Algorithm
 from rlprims.diagnostics import mean_over_tokens, ratio_stats
-from rlprims.interop._loss_data import LOSS_DATA
 from rlprims.interop.trl._settings import Settings, contradictions
 from rlprims.types import Metrics, Totals
 
+_LOSS_DATA = frozenset(
+    {"log_probs", "old_log_probs", "rollout_log_probs", "ref_log_probs", "entropies", "advantages", "response_mask"}
+    | {"losses", "totals"}
+)
 _BEFORE_THE_LOSS = ("score_shaping", "advantage", "normalization")
 _TRAINER: Any = object  # in its place is TRL's class when a trainer is made, so that self and super() have its names
 
@@ -34,7 +37,7 @@ class Hooks(_TRAINER):  # type: ignore[misc]
         """The stages and data of the algorithm that the trainer does not support."""
         problems = []
         for stage, part in algorithm.uses():
-            available = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else LOSS_DATA
+            available = cls.scored if stage.split(".")[0] in _BEFORE_THE_LOSS else _LOSS_DATA
             if stage not in ("filter", "kl_in_reward") and (missing := sorted(part.needs - available)):
                 problems.append(f"{part.path} reads {', '.join(missing)}, which TRL does not have there")
         for i, term in enumerate(algorithm.loss_terms):

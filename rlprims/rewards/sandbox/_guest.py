@@ -84,7 +84,7 @@ def choose(allow_unisolated: bool) -> bool:
         raise IsolationError(
             f"the isolation of this machine is {found}, expected namespaces, because a model wrote the code. Allow "
             "user namespaces (Linux 5.14 or later; in a container: seccomp and AppArmor profiles that permit unshare "
-            "and mount), use a SandboxFusion server, or set allow_unisolated=True"
+            "and mount), run programs elsewhere (code_stdin's run), or set allow_unisolated=True"
         )
     return found == "namespaces"
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rlprims.rewards._columns import imported
-from rlprims.rewards.verifiers._code import code_asserts, code_stdin
+from rlprims.rewards.verifiers._code import check_run, code_asserts, code_stdin
 from rlprims.rewards.verifiers._code_data import read_cases, read_tests
 from rlprims.rewards.verifiers._math import check_expression, math
 from rlprims.rewards.verifiers._multiple_choice import multiple_choice
@@ -82,6 +82,8 @@ def check_answer(
         check_answer(_verifier_of(data_source, options.get("table")), answer, data_source)
     elif verifier is code_stdin:
         read_cases(answer, options.get("max_cases"))
+        if (run := options.get("run")) is not None:
+            check_run(run)
     elif verifier in (code_asserts, _evalplus):
         read_tests(answer, _PACKAGES if verifier is _evalplus else options.get("packages", ()))
     elif verifier is math:

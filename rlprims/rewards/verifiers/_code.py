@@ -1,11 +1,9 @@
 """Verifiers of programs: by standard input and output, by calls of a function, and by assertions."""
 
-import builtins
-import importlib
-import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from functools import cache
 from typing import Any, TypeAlias
 
 from rlprims.masking import check_choice
@@ -15,6 +13,7 @@ from rlprims.rewards.verifiers._code_data import Cases, imports_and_helpers, rea
 from rlprims.rewards.verifiers._compare import Compare, same_text, same_value
 
 Checker: TypeAlias = Callable[[Any, Any, Any], bool]
+Run: TypeAlias = Callable[..., Iterable[Any]]
 
 
 def code_stdin(
@@ -32,7 +31,7 @@ def code_stdin(
     checker: Checker | str | None = None,
     blocks: Blocks = "last",
     packages: Sequence[str] = (),
-    server: str | None = None,
+    run: Run | str | Mapping[str, Any] | None = None,
     allow_unisolated: bool = False,
 ) -> dict[str, float]:
     """1 if the program gives the expected output for every input; it runs in :mod:`rlprims.rewards.sandbox`.
@@ -63,7 +62,9 @@ def code_stdin(
             accept the expected output. If it raises on an output, that case fails.
         blocks: ``last``, or ``joined``: all Python blocks, one after the other.
         packages: packages of this environment that the program can import, such as ``numpy``; read-only.
-        server: the URL of a SandboxFusion server's ``run_code``, to run the program there.
+        run: a function that runs the program elsewhere, such as on a server: ``run(program, inputs, function=...,
+            seconds=..., total_seconds=..., memory_mb=...)`` yields a :class:`rlprims.rewards.sandbox.CaseResult` for
+            each input, in order. Its import path, or ``{"fn": path, "url": ...}`` with arguments of its own.
         allow_unisolated: see :func:`rlprims.rewards.sandbox.run`.
 
     Raises:
@@ -79,8 +80,11 @@ def code_stdin(
     cases = read_cases(answer, max_cases)
     is_correct = _checker(cases, compare, tolerance, checker)
     code = python_code(response, blocks, cases.function, reads=cases.function is None and any(cases.inputs))
-    if server is not None:
-        outputs = _on_server(server, cases, code or response, seconds, memory_mb)
+    if run is not None:
+        if packages or allow_unisolated:
+            raise ValueError("packages and allow_unisolated are of the sandbox here: leave them out beside run")
+        given = {"seconds": seconds, "total_seconds": total_seconds, "memory_mb": memory_mb}
+        outputs = _elsewhere(run, cases, code or response, given)
     else:
         from rlprims.rewards import sandbox
 
@@ -186,27 +190,29 @@ def _checker(cases: Cases, compare: Compare, tolerance: float, checker: Checker 
     return is_correct
 
 
-def _on_server(url: str, cases: Cases, program: str, seconds: float, memory_mb: int) -> Generator[Any, None, None]:
-    from rlprims.rewards import sandbox, sandbox_fusion
+def check_run(run: Run | str | Mapping[str, Any]) -> Run:
+    """The function that ``run`` names, with its own arguments.
+
+    Raises:
+        ValueError: there is no such function, or it does not take what it is called with.
+    """
+    own = dict(run) if isinstance(run, Mapping) else {"fn": run}
+    fn: Any = own.pop("fn", None)
+    try:
+        function: Run = imported(fn) if isinstance(fn, str) else fn
+        inspect.signature(function).bind("", [], function="", seconds=1.0, total_seconds=1.0, memory_mb=1, **own)
+    except TypeError as error:
+        raise ValueError(
+            f"run: {error}: expected a function of (program, inputs, *, function, seconds, total_seconds, memory_mb) "
+            "and of what stands beside fn"
+        ) from None
+    return functools.partial(function, **own)
+
+
+def _elsewhere(run: Any, cases: Cases, program: str, limits: Mapping[str, Any]) -> Generator[Any, None, None]:
     from rlprims.rewards.sandbox._start import IMPORTS
 
-    # A program that imports from __future__ must begin so.
     text = f"{cases.before}\n{program}" if cases.before else program
-    words = re.findall(r"[A-Za-z]\w+", program)
-    needs_imports = "__future__" not in program and not _standard_names().isdisjoint(words)
-    text = f"{IMPORTS}\n{text}" if needs_imports else text
-    for case in cases.inputs:
-        if cases.function is not None:
-            limits: dict[str, Any] = {"seconds": seconds, "memory_mb": memory_mb}
-            yield sandbox_fusion.call(url, text, cases.function, case, **limits)
-            continue
-        result = sandbox_fusion.run(url, text, stdin=case, seconds=seconds, memory_mb=memory_mb)
-        yield sandbox.CaseResult(result.status, result.code, result.stdout)
-
-
-@cache
-def _standard_names() -> set[str]:
-    from rlprims.rewards.sandbox import _start
-
-    modules = map(importlib.import_module, _start.MODULES)
-    return set(_start.MODULES).union(*map(_start.public_names, modules)) - set(dir(builtins))
+    # A program that imports from __future__ must begin so.
+    text = text if "__future__" in program else f"{IMPORTS}\n{text}"
+    yield from check_run(run)(text, cases.inputs, function=cases.function, **limits)

@@ -1,18 +1,21 @@
-"""Loss modules for torchrl: the loss of an :class:`Algorithm`, with torchrl's policies, keys and masks.
+"""Loss modules for torchrl, 0.10 to 0.14: the loss of an algorithm, with torchrl's policies, keys and masks.
 
-Written for torchrl 0.10 to 0.14. The import needs no torchrl.
+Copy this file beside your script: ``from torchrl_loss import grpo_loss``. The import needs no torchrl.
 """
 
+import importlib
 from typing import Any, Literal
 
 import torch
 
 from rlprims.algorithms import Algorithm, policy_objective, token_weights
 from rlprims.diagnostics import ratio_stats
-from rlprims.interop._loss_data import LOSS_DATA
-from rlprims.interop._package import package
 
-__all__ = ["grpo_loss"]
+READABLE = frozenset(
+    {"log_probs", "old_log_probs", "rollout_log_probs", "ref_log_probs", "entropies", "advantages", "response_mask"}
+    | {"losses", "totals"}
+)
+"""What a loss can read: torchrl has no groups and no critic there."""
 
 
 def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
@@ -36,7 +39,7 @@ def grpo_loss(algorithm: Algorithm, base: Any = None) -> Any:
         ValueError: the loss needs data that a torchrl tensordict does not have.
     """
     needs = algorithm.loss_needs | algorithm.token_weight_needs | {term.mask for term in algorithm.loss_terms}
-    if lacking := sorted(needs.union(*(mean.needs for mean in algorithm.aggregations)) - LOSS_DATA):
+    if lacking := sorted(needs.union(*(mean.needs for mean in algorithm.aggregations)) - READABLE):
         raise ValueError(f"torchrl does not have {', '.join(lacking)} for the loss of {algorithm.name}")
     return type("GRPOLoss", (_Hooks, base or _torchrl().GRPOLoss), {"algorithm": algorithm})
 
@@ -99,4 +102,4 @@ def _tokens(tensordict: Any, key: Any, dims: int) -> Any:
 
 
 def _torchrl() -> Any:
-    return package("torchrl.objectives.llm", "torchrl", "grpo_loss")
+    return importlib.import_module("torchrl.objectives.llm")

@@ -1,17 +1,23 @@
-"""The tabular tasks: exact expectations, and every preset learns."""
+"""``examples/tabular.py``: exact expectations, and every preset learns."""
 
+import doctest
 import math
 
 import pytest
 import torch
 
+from examples import tabular
 from rlprims import advantage, algorithms, controllers, lab
 from rlprims.algorithms import KLInReward, use
 from rlprims.ended import Ended
 
 
+def test_its_examples():
+    assert doctest.testmod(tabular) == (0, 9)
+
+
 def test_a_bandit_s_expectation_by_hand():
-    task = lab.bandit([[0.0, 1.0], [4.0, 2.0]])
+    task = tabular.bandit([[0.0, 1.0], [4.0, 2.0]])
     logits = task.uniform()
     logits[0, 0, -1, 1] = math.log(3.0)
     assert task.probabilities(logits).tolist() == [pytest.approx([0.25, 0.75]), pytest.approx([0.5, 0.5])]
@@ -20,7 +26,7 @@ def test_a_bandit_s_expectation_by_hand():
 
 
 def test_probabilities_of_all_responses_add_up_to_one():
-    task = lab.stop_after((1, 3), length=5)
+    task = tabular.stop_after((1, 3), length=5)
     logits = torch.randn(task.uniform().shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert task.probabilities(logits).sum(-1).tolist() == pytest.approx([1.0, 1.0])
     assert len(task.listed) == len(set(task.listed)) == 6  # 0 to 4 tokens and a stop, or 5 without
@@ -28,7 +34,7 @@ def test_probabilities_of_all_responses_add_up_to_one():
 
 def test_the_expected_gradient_of_reinforce_is_that_of_the_expected_score():
     """All responses as one batch, each weighed by its probability: Σ π(y) score(y) ∇ log π(y) = ∇ E[score]."""
-    task = lab.stop_after((2,), length=4)
+    task = tabular.stop_after((2,), length=4)
     logits = torch.randn(task.uniform().shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     logits.requires_grad_()
     (exact,) = torch.autograd.grad(task.expected_score(logits), logits)
@@ -44,7 +50,7 @@ def test_the_expected_gradient_of_reinforce_is_that_of_the_expected_score():
 
 
 def test_samples_have_the_numbers_of_the_policy_that_drew_them():
-    task = lab.stop_after((1, 2), length=3)
+    task = tabular.stop_after((1, 2), length=3)
     sample = task.sample(task.uniform(), 50, torch.Generator().manual_seed(0))
     mask = sample["response_mask"]
     assert sample["group_ids"].tolist() == [0] * 50 + [1] * 50
@@ -63,24 +69,24 @@ OWN_COLUMNS = {"gdpo", "prime", "tree_grpo", "turn_grpo", *TAUGHT}
 
 @pytest.mark.parametrize("name", sorted(set(algorithms.PRESETS) - OWN_COLUMNS))
 def test_every_preset_learns_the_bandit(name):
-    task = lab.bandit([[0.0, 0.0, 1.0, 0.0]])
+    task = tabular.bandit([[0.0, 0.0, 1.0, 0.0]])
     algorithm = algorithms.PRESETS[name]().replace(group_size=16)
     if name == "sft":  # which reads no score: here it imitates what was right
         algorithm = algorithm.replace(token_selection=algorithms.is_correct)
-    run = lab.train(task, algorithm, steps=30, learning_rate=0.2)
+    run = tabular.train(task, algorithm, steps=30, learning_rate=0.2)
     assert run.expected_scores[0] == pytest.approx(0.25)
     assert run.expected_scores[-1] > 0.6
 
 
 def test_gdpo_learns_two_columns():
-    task = lab.TabularTask(
+    task = tabular.TabularTask(
         lambda prompt, response: {"score": 1.0, "correct": response[0] == 2, "format": response[0] >= 1}, vocabulary=3
     )
-    run = lab.train(task, algorithms.gdpo().replace(group_size=16), steps=30, learning_rate=0.2)
+    run = tabular.train(task, algorithms.gdpo().replace(group_size=16), steps=30, learning_rate=0.2)
     assert run.expected["correct"][-1] > 0.9
 
 
-class TwoSteps(lab.TabularTask):
+class TwoSteps(tabular.TabularTask):
     """Two tokens of three kinds. Only 2, 1 is right; a reward for the first step alone is earned by a 2."""
 
     def __init__(self) -> None:
@@ -100,7 +106,7 @@ class TwoSteps(lab.TabularTask):
 @pytest.mark.parametrize("name", ["prime", "tree_grpo", "turn_grpo"])
 def test_credit_finer_than_a_response_learns_both_steps(name):
     algorithm = algorithms.PRESETS[name]().replace(group_size=16, filter=None)
-    run = lab.train(TwoSteps(), algorithm, steps=60, learning_rate=0.2)
+    run = tabular.train(TwoSteps(), algorithm, steps=60, learning_rate=0.2)
     assert run.expected_scores[0] == pytest.approx(1 / 9)
     assert run.expected_scores[-1] > 0.8
 
@@ -110,7 +116,7 @@ def test_a_reward_for_the_first_turn_is_learned_where_the_outcome_says_nothing()
     task = TwoSteps()
     task.columns["score"] = torch.zeros_like(task.columns["score"])
     runs = [
-        lab.train(task, algorithm.replace(group_size=16), steps=30, learning_rate=0.2)
+        tabular.train(task, algorithm.replace(group_size=16), steps=30, learning_rate=0.2)
         for algorithm in (algorithms.turn_grpo(), algorithms.grpo(kl_coef=0.0))
     ]
     assert runs[0].expected["first"][-1] > 0.9
@@ -122,37 +128,41 @@ def test_a_reward_for_the_first_turn_is_learned_where_the_outcome_says_nothing()
 @pytest.mark.parametrize("estimator", [advantage.rtmc, advantage.gigpo])
 def test_states_and_actions_of_a_task_are_compared(estimator):
     algorithm = algorithms.dr_grpo(max_length=6).replace(advantage=estimator, group_size=32)
-    run = lab.train(lab.stop_after(length=4), algorithm, steps=60, learning_rate=0.2)
+    run = tabular.train(tabular.stop_after(length=4), algorithm, steps=60, learning_rate=0.2)
     assert run.expected_scores[-1] > run.expected_scores[0] + 0.3
 
 
 def test_a_critic_learns_what_it_is_to_foretell():
-    run = lab.train(lab.bandit([[3.0, 3.0]]), algorithms.ppo().replace(group_size=8), steps=80, learning_rate=0.2)
+    run = tabular.train(
+        tabular.bandit([[3.0, 3.0]]), algorithms.ppo().replace(group_size=8), steps=80, learning_rate=0.2
+    )
     assert float(run.values[0, 0, -1]) == pytest.approx(3.0, abs=0.3)
 
 
 def test_a_heavy_kl_in_the_reward_holds_the_policy_at_its_reference():
-    task, free = lab.bandit([[0.0, 1.0]]), algorithms.reinforce().replace(group_size=64)
+    task, free = tabular.bandit([[0.0, 1.0]]), algorithms.reinforce().replace(group_size=64)
     heavy = KLInReward(controller=use(controllers.FixedKL, kl_coef=50.0))
-    held = lab.train(task, free.replace(kl_in_reward=heavy), steps=40)
-    assert held.expected_scores[-1] < 0.65 < lab.train(task, free, steps=40).expected_scores[-1]
+    held = tabular.train(task, free.replace(kl_in_reward=heavy), steps=40)
+    assert held.expected_scores[-1] < 0.65 < tabular.train(task, free, steps=40).expected_scores[-1]
 
 
 def test_training_is_a_function_of_its_seed():
-    task = lab.stop_after()
-    runs = [lab.train(task, algorithms.ppo().replace(mini_batches=2, group_size=8), steps=5, seed=s) for s in (3, 3, 4)]
+    task = tabular.stop_after()
+    runs = [
+        tabular.train(task, algorithms.ppo().replace(mini_batches=2, group_size=8), steps=5, seed=s) for s in (3, 3, 4)
+    ]
     assert runs[0].expected == runs[1].expected != runs[2].expected
     assert repr(runs[0]).startswith("ppo: expected score 0.156, after 5 steps")
 
 
 def test_an_algorithm_that_drops_everything_changes_nothing():
-    run = lab.train(lab.bandit([[1.0, 1.0]]), algorithms.dapo(metric="scores"), steps=3)
+    run = tabular.train(tabular.bandit([[1.0, 1.0]]), algorithms.dapo(metric="scores"), steps=3)
     assert run.expected_scores == [1.0] * 4
     assert not run.logits.any()
 
 
 def test_tabular_task_refuses_too_many_responses():
     with pytest.raises(ValueError, match="100000 responses"):
-        lab.TabularTask(lambda prompt, response: 0.0, vocabulary=10, length=6)
+        tabular.TabularTask(lambda prompt, response: 0.0, vocabulary=10, length=6)
     with pytest.raises(ValueError, match="expected equal lengths"):
-        lab.bandit([[0.0], [0.0, 1.0]])
+        tabular.bandit([[0.0], [0.0, 1.0]])
