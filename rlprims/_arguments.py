@@ -140,8 +140,8 @@ def _add_doctor(commands: _Commands) -> None:
     doctor.add_argument(
         "model",
         nargs="?",
-        metavar="MODEL|CONFIG.yaml|RUN",
-        help="also check the files of the model; of a config, sample a few tokens; of a run, name why it went wrong",
+        metavar="MODEL|CONFIG.yaml|RUN|RUN/failed_call",
+        help="also check the files of a model; sample by a config; name why a run went wrong; repeat its failed call",
     )
     doctor.add_argument(
         "--gpu",

@@ -255,6 +255,10 @@ def _doctor(options: argparse.Namespace, console: Any) -> int:
     from rlprims.doctor.installation import run_checks, table
 
     model, config = options.model, None
+    if model is not None and Path(model).name == "failed_call" and not (options.gpu or options.cluster):
+        from rlprims.doctor.model import call_again
+
+        return call_again(Path(model), options.overrides, console)
     if model is not None and model.endswith((".yaml", ".yml")):
         from rlprims.trainer.config import load_config
 

@@ -1,16 +1,20 @@
-"""Check the model of a config: first its files, before memory is spent, then its numbers on a few samples."""
+"""The model of a config: its files, before memory is spent; its numbers on a few samples; a call of it that failed."""
 
 import importlib.util
 import re
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import validate_call
 
+from rlprims.data_proto import DataProto
 from rlprims.doctor.installation import Diagnosis
 from rlprims.execution.hf._families import check_type
+from rlprims.runs.checkpoint import newest_checkpoint, policy_of
+from rlprims.runs.directory import RunDirectory
 from rlprims.runs.end_tokens import tokens_beyond
 from rlprims.trainer.config import Config
 from rlprims.trainer.mismatch import disagreements
@@ -61,3 +65,24 @@ def check_files(path: str) -> Iterator[Diagnosis]:
     what = f"{lacks} not installed: transformers uses slow torch code" if missing else "none is missing"
     works = not missing or not torch.cuda.is_available()  # they need a GPU
     yield Diagnosis("kernels of the model", works, what, f"pip install {lacks}")
+
+
+def call_again(path: Path, overrides: Sequence[str], console: Any) -> int:
+    """Make the call of RUN/failed_call by the policy of the newest checkpoint, and other models as the run began."""
+    batch, run = DataProto.load(path), RunDirectory.open(path.resolve().parent)
+    call, config = batch.meta_info.pop("failed_call"), run.config(Config, overrides)
+    begun: Any = {role: getattr(config.model, role) or config.model.path for role in ("reference", "teacher", "critic")}
+    changes = {"execution": "local", "replay": None, "model": config.model.model_copy(update=begun)}
+    with ExitStack() as held:
+        newest = newest_checkpoint(run.checkpoints, warn=console.print) if any(run.checkpoints.glob("step_*")) else None
+        weights = str(held.enter_context(policy_of(newest))) if newest else None
+        parts = build(config.model_copy(update=changes), console, weights=weights)
+        execution: Any = held.enter_context(closing(parts.execution))
+        verb = getattr(execution.training, call["method"], None) or getattr(execution, call["method"])
+        call["arguments"].pop("versions", None)  # of an engine's generate
+        try:
+            validate_call(config={"arbitrary_types_allowed": True})(verb)(batch, **call["arguments"])
+        except ValueError as error:  # the command would show its line without its traceback
+            raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
+    console.print(f"no error in one process. In the run: {call['error']}", highlight=False, soft_wrap=True)
+    return 0

@@ -19,6 +19,8 @@ from rlprims.types import Metrics
 class ExecutionError(RuntimeError):
     """A process that runs the models failed or was lost; a run can be resumed from its newest checkpoint."""
 
+    call: DataProto | None = None  # that failed: its batch, with the rest in ``meta_info["failed_call"]``
+
 
 Finish: TypeAlias = Callable[[], Mapping[str, str]]
 """Waits until a save is complete on the disk, in any thread. Returns SHA-256s of files by path."""

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 
 from rlprims.execution import ExecutionError, Finish, Observable
@@ -143,7 +144,21 @@ class Run(ABC):
         except (ExecutionError, CannotWrite) as error:
             saved = any(self.run_directory.checkpoints.glob("step_*"))
             advice = "continue it from its newest checkpoint" if saved else "without a checkpoint the run begins again"
-            raise ValueError(f"step {self.stepper.step_number}: {error}\n{advice}: {self.resume}") from error
+            lines = f"step {self.stepper.step_number}: {error}", *self._kept(error), f"{advice}: {self.resume}"
+            raise ValueError("\n".join(lines)) from error
+
+    def _kept(self, error: Exception) -> Iterator[str]:
+        """Write the arguments of the worker's call that failed, instead of earlier ones; gives a line about it."""
+        if (call := getattr(error, "call", None)) is not None:
+            path, about = self.run_directory.path / "failed_call", call.meta_info["failed_call"]
+            try:
+                if len(call) < about["rows"]:
+                    raise ValueError("it is larger than 512 MB")
+                call.meta_info["failed_call"] = to_jsonable_python(about, fallback=lambda tensor: tensor.tolist())
+                call.save(path)
+                yield f"the same call alone: rlprims doctor {path}"
+            except Exception as failure:  # such as a full disk
+                yield f"the batch of the call is not kept: {failure}"
 
     def _log(self, trainer: Stepper, step: StepResult) -> None:
         step.metrics.update(worker_metrics(self.workers.reports()))

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
+
+from rlprims.data_proto import DataProto
 
 pytestmark = pytest.mark.ray
 
@@ -92,3 +95,37 @@ def test_an_error_of_a_method_that_awaits_is_data_too() -> None:
     with pytest.raises(Failure) as raised:
         asyncio.run(fails(None))
     assert raised.value.line == "CannotBeSent: of two lines"
+
+
+def test_an_error_brings_the_batch_of_its_call() -> None:
+    from rlprims.execution.ray import dispatch
+    from rlprims.execution.ray._calls import Failure
+
+    def fails(worker: None, batch: DataProto, size: int, *, plain: bool) -> None:
+        raise ValueError(f"{len(batch)} rows")
+
+    rows = DataProto.from_dict({"x": torch.zeros(2, dtype=torch.float64)}, {"lists": [[1], [2, 3]]})
+    large = DataProto.from_dict({"x": torch.zeros(2**29, dtype=torch.bool)})
+    larger = DataProto.from_dict({"x": torch.zeros(2**29 + 1, dtype=torch.bool)})
+    for sent, kept in ((rows, 2), (large, 2**29), (larger, 0)):
+        with pytest.raises(Failure) as raised:
+            dispatch("first")(dispatch("first")(fails))(None, sent, 3, plain=True)
+        call = raised.value.call
+        assert call is not None
+        assert len(call) == kept
+        told = {"method": "fails", "error": f"{len(sent)} rows", "arguments": {"size": 3, "plain": True}}
+        assert call["failed_call"] == {**told, "rows": len(sent)}
+    with pytest.raises(Failure) as raised:
+        dispatch("first")(fails)(None, rows, 3, plain=True)
+    failure = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # as Ray sends it
+    assert failure.call["lists"].tolist() == [[1], [2, 3]]
+    assert failure.call["failed_call"] == {**told, "error": "2 rows", "rows": 2}
+
+
+def test_an_error_of_other_calls_brings_none() -> None:
+    from rlprims.execution.ray import dispatch
+    from rlprims.execution.ray._calls import Failure
+
+    with pytest.raises(Failure) as raised:
+        dispatch("everywhere")(lambda worker, size: size / 0)(None, 3)
+    assert raised.value.call is None

@@ -12,6 +12,7 @@ import ray
 from pydantic import ValidationError
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from rlprims.data_proto import DataProto
 from rlprims.execution import ExecutionError
 from rlprims.execution.ray._head import wait
 
@@ -37,7 +38,8 @@ class Failure(Exception):
     """What a worker raised, as data: so it comes to the driver, also if the error itself cannot be sent."""
 
     def __init__(self, line: str, traceback: str, is_refusal: bool) -> None:
-        super().__init__(line, traceback, is_refusal)  # the arguments by which it is sent
+        super().__init__(line, traceback, is_refusal)  # the arguments by which it is sent, with its attributes
+        self.call: DataProto | None = None
         self.line, self.traceback, self.is_refusal = line, traceback, is_refusal
 
     @classmethod
@@ -107,18 +109,29 @@ def marked(method: Any, how: dispatch, of: Callable[[Any], Any] = lambda worker:
         try:
             return method(of(worker), *args, **kwargs)
         except Exception as error:
-            raise Failure.from_error(error) from None
+            raise _with_call(Failure.from_error(error), method, args, kwargs) from None
 
     @wraps(method)
     async def awaited(worker: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return await method(of(worker), *args, **kwargs)
         except Exception as error:
-            raise Failure.from_error(error) from None
+            raise _with_call(Failure.from_error(error), method, args, kwargs) from None
 
     called: Any = awaited if inspect.iscoroutinefunction(method) else plain
     called.dispatch = how
     return called
+
+
+def _with_call(failure: Failure, method: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Failure:
+    """The failure with the call's arguments, if the first is a batch; of a large batch no rows."""
+    if failure.call is None and args and isinstance(args[0], DataProto):
+        is_small = args[0].batch is None or args[0].batch.bytes() <= 2**29  # Ray sends no error of 2 GB
+        others = dict(zip([*inspect.signature(method).parameters][2:], args[1:], strict=False), **kwargs)
+        about = {"method": method.__name__, "error": failure.line, "rows": len(args[0]), "arguments": others}
+        failure.call = args[0][: None if is_small else 0]
+        failure.call.meta_info["failed_call"] = about
+    return failure
 
 
 def fetch(ref: Any, who: str, timeout: float) -> Any:
@@ -131,6 +144,7 @@ def fetch(ref: Any, who: str, timeout: float) -> Any:
     except RayTaskError as error:  # without a Failure the arguments could not be sent, or the answer
         cause = Failure.from_error(error.cause)
         raised = (WorkerRefused if cause.is_refusal else WorkerError)(f"{who}: {cause.line}")
+        raised.call = cause.call
         if cause.traceback:
             raised.add_note(cause.traceback)
         raise raised from None
