@@ -105,8 +105,8 @@ class TestTheBuffer:
         assert (buffer.groups, buffer.draw(1)) == ([], [])
 
     def test_metrics_of_ages_and_weights(self) -> None:
-        """Weights 2 and 1/2 of two old tokens: mean 1.25, ESS 1.25² / ((4 + 1/4) / 2); the new row has no say."""
-        ratios = torch.tensor([[9.0, 9.0], [2.0, 7.0], [0.5, 7.0]])
+        """Weights 2 and 1/4 of two old tokens: mean 9/8, ESS (9/8)² / ((4 + 1/16) / 2); the new row has no say."""
+        ratios = torch.tensor([[9.0, 9.0], [2.0, 7.0], [0.25, 7.0]])
         columns = {
             "rollout_log_probs": torch.zeros(3, 2),
             "old_log_probs": ratios.log(),
@@ -115,7 +115,7 @@ class TestTheBuffer:
         }
         found = old_group_metrics(DataProto.from_dict(tensors=columns))
         names = ("weight", "ess", "age", "age_max")
-        expected = (1.25, 1.25**2 / (4.25 / 2), 2.5, 4.0)
+        expected = (1.125, 1.125**2 / (4.0625 / 2), 2.5, 4.0)
         assert found == pytest.approx({f"old_groups/{name}": x for name, x in zip(names, expected, strict=True)})
         del columns["group_age"]
         assert old_group_metrics(DataProto.from_dict(tensors=columns)) == {}
@@ -182,7 +182,7 @@ GRPO = {"preset": "grpo", "group_size": 3, **TIS}
 KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "surplus and filter": ({}, ()),
     "rounds": ({"algorithm": GRPO, "prompts_per_generation": None}, ()),
-    "a stream": ({"stream": True}, ()),
+    "a stream": ({"stream": True, "prompts_per_generation": None}, ()),
     "one ahead": ({"algorithm": GRPO, "prompts_per_generation": None, "max_staleness": 1}, ("old_groups.max_age=3",)),
     "episodes": ({"verifier": None, "episode_limits": {"turns": 3}, "environment": True, "algorithm": GRPO}, ()),
     "truncated": ({"algorithm": GRPO}, ("sampling.top_p=0.8", "sampling.top_k=12")),
@@ -230,6 +230,7 @@ def check_books(config: Config, steps: list[StepResult]) -> int:
         ]  # fmt: skip
         assert len(old) == min(most, len(usable), config.old_groups.capacity), "none is missing"
         assert waiting + metrics["groups_sampled"] == 4 - len(old) + metrics["groups_dropped"] + metrics["surplus"]
+        assert config.prompts_per_generation is not None or metrics["surplus"] == 0
         waiting, ages = metrics["surplus"], list[float]()
         for number, rows in old.items():
             first = trained[number]
@@ -329,7 +330,9 @@ def test_records_say_which_groups_are_old_and_they_are_loaded_once(
     loaded = lab.load_run(config.run_dir, range(1, 6))
     assert len(loaded) == len(seen)
     assert loaded["group_ids"].bincount().tolist() == [3] * (len(seen) // 3)
-    assert len(lab.load_run(config.run_dir, 5)) == 12, "one step has all that it trained"
+    last = lab.load_run(config.run_dir, 5)
+    assert len(last) == 12, "one step has all that it trained"
+    assert last["group_age"].isfinite().sum() == 6
 
 
 @pytest.mark.parametrize(
