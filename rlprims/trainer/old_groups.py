@@ -89,7 +89,7 @@ def check_old_groups(old: OldGroupsConfig, config: SamplingSettings) -> None:
     """Raise a ValueError for settings of old groups that cannot be combined."""
     groups, ahead, algorithm = config.prompts_per_step, config.max_staleness, config.algorithm
     count = old.count(groups)
-    corrects = "corrects samples of older weights: add corrections: [rlprims.corrections.tis], or use a loss that reads"
+    fix = "add corrections: [rlprims.corrections.tis], or use a loss that reads rollout_log_probs"
     for wrong, reason in (
         (count >= groups, f"of prompts_per_step: {groups} leaves no group to sample: use more prompts"),
         (old.capacity < count, f"is {count} groups, and old_groups.capacity: {old.capacity} is fewer"),
@@ -97,7 +97,7 @@ def check_old_groups(old: OldGroupsConfig, config: SamplingSettings) -> None:
         (old.max_age <= ahead, f"needs old_groups.max_age above max_staleness: {ahead}, got {old.max_age}"),
         (config.replay is not None, "trains on samples of this run: leave out either it or replay"),
         (algorithm.baseline is not None, "would count scores twice in algorithm.baseline: leave out one of them"),
-        ("rollout_log_probs" not in algorithm.needs, f": nothing in {algorithm.name} {corrects} rollout_log_probs"),
+        ("rollout_log_probs" not in algorithm.needs, f"needs importance weights, not in {algorithm.name}: {fix}"),
     ):
         if count and wrong:
-            raise ValueError(f"old_groups.share: {old.share:g} {reason}".replace(" :", ":"))
+            raise ValueError(f"old_groups.share: {old.share:g} {reason}")

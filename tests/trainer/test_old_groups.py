@@ -338,7 +338,7 @@ def test_records_say_which_groups_are_old_and_they_are_loaded_once(
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("algorithm.corrections=[]", "old_groups.share: 0.5: nothing in dapo corrects samples of older weights: add "
+        ("algorithm.corrections=[]", "old_groups.share: 0.5 needs importance weights, not in dapo: add "
          "corrections: [rlprims.corrections.tis], or use a loss that reads rollout_log_probs"),
         ("prompts_per_step=1", "share: 0.5 of prompts_per_step: 1 leaves no group to sample: use more prompts"),
         ("old_groups.capacity=1", "old_groups.share: 0.5 is 2 groups, and old_groups.capacity: 1 is fewer"),

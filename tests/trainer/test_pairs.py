@@ -44,8 +44,8 @@ REFUSED = {
     (("family", "remax"), ("stream", True)): "stream: true samples no greedy responses",
     (("family", "turn_grpo"), ("episodes", False)): "which only an environment gives: set data.environment",
     (("stream", False), ("max_staleness", 2)): "max_staleness: 2 needs stream: true",
-    (("family", "gspo"), ("old_groups", True)): "nothing in gspo corrects samples of older weights",
-    (("family", "opd"), ("old_groups", True)): "nothing in opd corrects samples of older weights",
+    (("family", "gspo"), ("old_groups", True)): "needs importance weights, not in gspo: add corrections",
+    (("family", "opd"), ("old_groups", True)): "needs importance weights, not in opd: add corrections",
 }
 """Pairs that a config cannot have, each with the line that says so."""
 SAME = ("step", "sample_id", "response_ids", "score", "status", "ended")
