@@ -31,6 +31,7 @@ CODE = re.compile(
 MORE = {
     "stream": "execution.md#each-group-as-it-is-ready",
     "max_staleness": "execution.md#when-batches-are-sampled",
+    "old_groups.share": "execution.md#groups-that-are-trained-on-again",
     "algorithm": "algorithms.md",
     "model.teacher": "distillation.md",
     "model.reward": "rewards.md#a-reward-model",

@@ -56,8 +56,8 @@ def load_run(
 
     Args:
         run: a run directory.
-        step: a recorded step, or several, such as ``range(10, 41, 10)``; the last by default. A group that was surplus
-            in one of them and was trained on in another is loaded once.
+        step: a recorded step, or several, such as ``range(10, 41, 10)``; the last by default. A group that is in
+            several of them is loaded once, from the first in which it was trained on.
         policy: a Hugging Face model, such as ``checkpoints/step_000050/policy`` of the run. ``log_probs`` are then its
             log-probs of the recorded tokens, so that ratios compare it with the policy that was trained.
 
@@ -67,10 +67,11 @@ def load_run(
     run = Path(run)
     steps = [step] if step is None or isinstance(step, int) else list(step)
     rows = [row for at in steps for row in read_rollouts(run, at) if row.status != "greedy baseline"]
-    used = {row.group for row in rows if row.status != "surplus"}
-    rows = [row for row in rows if row.status != "surplus" or row.group not in used]
+    of_group = {row.group: row.step for row in sorted(rows, key=lambda row: (row.status != "surplus", -row.step))}
+    rows = [row for row in rows if row.group is None or row.step == of_group[row.group]]
     episodes = any(row.turn_ids for row in rows)
-    data = _batch([_record(row, episodes) for row in rows], str(run), words)
+    numbers = dict.fromkeys(name for row in rows for name, x in row.columns.items() if isinstance(x, int | float))
+    data = _batch([_record(row, episodes, numbers) for row in rows], str(run), words)
     return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
 
 
@@ -154,7 +155,7 @@ def _text_of(text: Any) -> str:
     return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
 
 
-def _record(row: RecordedRow, episodes: bool) -> dict[str, Any]:
+def _record(row: RecordedRow, episodes: bool, numbers: Iterable[str]) -> dict[str, Any]:
     optional = {
         "response_ids": row.response_ids or None,
         "rollout_log_probs": row.log_probs or None,
@@ -163,7 +164,7 @@ def _record(row: RecordedRow, episodes: bool) -> dict[str, Any]:
         "score": math.nan if row.score is None else row.score,
         "ended": int(Ended.from_label(row.ended)) if row.ended else None,
         "group": row.group,
-        **{name: value for name, value in row.columns.items() if isinstance(value, int | float)},
+        **{name: math.nan if row.columns.get(name) is None else row.columns[name] for name in numbers},
         # Tokens between the model's turns are outside the mask.
         "response_mask": [not read for read in row.observed] if episodes else None,
         "turn_ids": row.turn_ids if episodes else None,

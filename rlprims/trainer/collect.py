@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlprims.data_proto import DataProto
@@ -13,6 +14,7 @@ from rlprims.filters import DynamicSampling, SamplingExhausted
 from rlprims.runs.metrics import Clock
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
+from rlprims.trainer.old_groups import OldGroups
 from rlprims.trainer.scoring.columns import by_group, first_rows
 from rlprims.trainer.scoring.counts import counts_of
 from rlprims.trainer.scoring.groups import split_groups, with_baseline_scores
@@ -30,6 +32,7 @@ class Collected:
     """A full batch, and the other groups that were sampled for it."""
 
     groups: list[DataProto]
+    """New groups, and then those of earlier batches."""
     dropped: list[tuple[DataProto, str]]
     """The groups that were not kept, each with the reason (of a greedy baseline: "greedy baseline")."""
     surplus: list[DataProto]
@@ -41,6 +44,8 @@ class Collected:
 class _Batch:
     """A training batch that is being filled."""
 
+    config: Config
+    """The settings; ``prompts_per_step`` is without the old groups."""
     first_group: int
     clock: Clock = field(default_factory=Clock)
     passed: dict[int, Filtered] = field(default_factory=dict)
@@ -57,11 +62,11 @@ class _Batch:
         dropped = [(rows, reason) for rows, reason in self.passed.values() if reason is not None]
         return sorted([*greedy, *dropped], key=lambda each: _number(each[0]))
 
-    def metrics(self, config: Config) -> dict[str, float]:
-        sampled, counts = len(self.passed), counts_of(self.rows(), config.score_parts)
+    def metrics(self) -> dict[str, float]:
+        sampled, counts = len(self.passed), counts_of(self.rows(), self.config.score_parts)
         reasons = [reason for _, reason in self.passed.values() if reason is not None]
         metrics = {
-            "generation_batches": -(-sampled // generation_limits(config)[0]),
+            "generation_batches": -(-sampled // generation_limits(self.config)[0]),
             "groups_sampled": sampled,
             "groups_dropped": len(reasons),
             "groups_failed": reasons.count("a score is not finite"),
@@ -86,6 +91,7 @@ class Collector:
         self.causes: Counter[str] = Counter()
         self.generated_tokens = 0
         self.sampling = _accumulator(self.config)
+        self.old_groups = OldGroups(config.old_groups, in_batch=config.prompts_per_step, seed=config.seed)
         self._open: Callable[..., GroupSource] = sources_of(
             config, execution, tokenizer, examples, seed=config.seed, pace=self.pace, count=self.causes.update
         )
@@ -113,7 +119,7 @@ class Collector:
         if self.pace == "updates":
             self._begin()
         elif is_ahead(self.config):
-            self._ahead = self._start(self._whole_batch)
+            self._ahead = self._start(partial(self._whole_batch, updates=1))
 
     def wait(self) -> None:
         """Wait until nothing is sampled with the old weights; with the pace "updates" groups continue with new ones."""
@@ -132,13 +138,13 @@ class Collector:
 
     # How a batch is filled.
 
-    def _whole_batch(self) -> Collected:
-        """The next batch. If it fails, the state is unchanged, unless groups outlive a batch."""
+    def _whole_batch(self, updates: int = 0) -> Collected:
+        """The next batch, to train after ``updates``. If it fails, the state is unchanged, unless groups outlive it."""
         if self.pace == "updates":
-            return self._fill()
+            return self._fill(updates)
         before, surplus = self._counters(), self.surplus
         try:
-            return self._fill()
+            return self._fill(updates)
         except BaseException:
             self._load(before, surplus)
             raise
@@ -147,8 +153,10 @@ class Collector:
             for groups in (self._begin_again, self._scored, self._complete):
                 groups.clear()
 
-    def _fill(self) -> Collected:
-        batch = _Batch(first_group=self.prompts.groups)
+    def _fill(self, updates: int) -> Collected:
+        old = self.old_groups.draw(self.execution.weights_version + updates)
+        new = self.sampling.groups = self.config.prompts_per_step - len(old)
+        batch = _Batch(self.config.model_copy(update={"prompts_per_step": new}), first_group=self.prompts.groups)
         self.causes.clear()
         try:
             while not self._is_full(batch):
@@ -160,23 +168,24 @@ class Collector:
         self.sampling.surplus.sort(key=_number)
         groups = self.sampling.take()
         surplus = [rows for rows in self.surplus if _number(rows) >= batch.first_group]
-        metrics = batch.metrics(self.config)
+        metrics = batch.metrics() | ({"old_groups": len(old)} if self.old_groups.in_batch else {})
         self.generated_tokens += int(metrics["generated_tokens"])
         metrics |= {"surplus": len(self.surplus), "generated_tokens_total": self.generated_tokens}
         metrics |= {f"causes/{cause}": count for cause, count in sorted(self.causes.items())} | self.prompts.metrics()
-        return Collected(groups, batch.dropped(), surplus, metrics)
+        self.old_groups.add(groups)
+        return Collected([*groups, *old], batch.dropped(), surplus, metrics)
 
     def _is_full(self, batch: _Batch) -> bool:
         """Whether the batch can be trained on. Raises SamplingExhausted at the limit of generation batches."""
-        self.sampling.generation_batches = len(batch.passed) // generation_limits(self.config)[0]
+        self.sampling.generation_batches = len(batch.passed) // generation_limits(batch.config)[0]
         return self.sampling.full
 
     def _sample(self, batch: _Batch) -> None:
         """Sample until the schedule has a batch, or the limit is reached."""
         if self.pace != "updates":
-            at_once, batches = generation_limits(self.config)
-            missing, most = self.config.prompts_per_step - len(self.surplus), batches and batches * at_once
-            self._schedule = schedule_of(self.config, first=self.prompts.groups, missing=missing, most=most)
+            at_once, batches = generation_limits(batch.config)
+            missing, most = batch.config.prompts_per_step - len(self.surplus), batches and batches * at_once
+            self._schedule = schedule_of(batch.config, first=self.prompts.groups, missing=missing, most=most)
         self._begin()
         while self._schedule.take() is None:
             self._add_passed(batch)
@@ -254,7 +263,7 @@ class Collector:
             state["begun"] = [[group.number, group.row, group.samples.start] for group in running]
             state["complete"] = [[number, reason] for number, (_, reason) in self._complete.items()]
             return state, {"complete": [rows for rows, _ in self._complete.values()]}
-        groups = {"surplus": self.surplus}
+        groups = {"surplus": self.surplus, "old": self.old_groups.groups}
         if self._ahead is not None and self._ahead.exception() is None:
             ahead = self._ahead.result()
             groups |= {"ahead": ahead.groups, "ahead_dropped": [rows for rows, _ in ahead.dropped]}
@@ -266,6 +275,7 @@ class Collector:
         check_resumes(state, self.pace)
         surplus = groups.get("surplus", [])
         self._load(state["collector"], surplus)
+        self.old_groups.groups = groups.get("old", [])
         if self.pace == "updates":
             self._schedule.load_state_dict(state["schedule"])
             self._begin_again = [self.prompts.group(*begun) for begun in sorted(state["begun"])]

@@ -12,6 +12,7 @@ from rlprims import algorithms, rewards
 from rlprims.execution import EvaluatedSampling, OptimizerConfig, Sampling
 from rlprims.runs.config import EvaluationSteps, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
+from rlprims.trainer.old_groups import OldGroupsConfig, check_old_groups
 from rlprims.trainer.scoring.settings import COMPUTED
 from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.trainer.teacher import check_teacher, teacher_warnings
@@ -115,6 +116,7 @@ class Config(SamplingSettings):
         description="a step ends the run if mismatch_max is above 0.02 nats (float16: 0.6, bfloat16: 3) or "
         "mismatch_ess below 0.9, of tokens of the newest weights; false: a warning in the terminal",
     )
+    old_groups: OldGroupsConfig = OldGroupsConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     record_rollouts: bool = Field(default=True, description="write every sample to rollouts/, during the next step")
@@ -132,13 +134,14 @@ class Config(SamplingSettings):
                 f"prompts_per_step={self.prompts_per_step} is not divisible by "
                 f"algorithm.mini_batches={self.algorithm.mini_batches}: every optimizer step needs whole groups"
             )
-        differ = self.execution != "local" or self.max_staleness or self.replay is not None
+        differ = self.execution != "local" or self.max_staleness or self.replay is not None or self.old_groups.share
         if self.recompute_log_probs_every > 1 and differ:
             raise ValueError(
                 f"recompute_log_probs_every={self.recompute_log_probs_every} uses the sampler's log-probs as the "
-                "trainer's: it needs execution: local, max_staleness: 0 and no replay; use 1"
+                "trainer's: it needs execution: local, max_staleness: 0, no replay and no old_groups; use 1"
             )
         check_teacher(self)
+        check_old_groups(self.old_groups, self)
         if self.algorithm.value_loss is None and (self.critic.freeze or self.critic.updates_per_policy_update > 1):
             raise ValueError(f"critic.freeze, updates_per_policy_update: {self.algorithm.name} trains no critic")
         if self.evaluation.sets and self.data.eval is None:

@@ -4,6 +4,7 @@ from rlprims import diagnostics
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.grouping import dense_ids
+from rlprims.trainer.old_groups import old_group_metrics
 from rlprims.trajectories import join_rows
 from rlprims.types import Metrics
 
@@ -41,7 +42,8 @@ def batch_metrics(batch: DataProto, *, weights_version: int) -> dict[str, float]
         metrics["explained_variance"] = diagnostics.explained_variance(batch["values"], batch["returns"], mask)
     age = weights_version - batch["weights_version"]
     described = {name: float(metric.value()) for name, metric in metrics.items()}
-    return described | {"staleness": float(age.float().mean()), "staleness_max": float(age.max())}
+    described |= {"staleness": float(age.float().mean()), "staleness_max": float(age.max())}
+    return described | old_group_metrics(batch)
 
 
 def _largest_mismatch(batch: DataProto) -> Metrics:

@@ -26,7 +26,7 @@ def measure(
 ) -> DataProto:
     """The batch with log-probs and values before the update: those that the algorithm and the metrics need."""
     needs, columns = config.algorithm.needs, rollout_ids(batch)
-    if "old_log_probs" in needs or config.max_staleness:
+    if "old_log_probs" in needs or config.max_staleness or config.old_groups.share:
         columns["old_log_probs"] = old_log_probs(execution, batch, step=step, every=config.recompute_log_probs_every)
     if "ref_log_probs" in needs:
         columns["ref_log_probs"] = execution.log_probs(batch, reference=True)

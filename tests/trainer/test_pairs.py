@@ -37,12 +37,15 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "episodes": (False, True),
     "stream": (False, True),
     "max_staleness": (0, 1, 2),
+    "old_groups": (False, True),
     "resume": (False, True),
 }
 REFUSED = {
     (("family", "remax"), ("stream", True)): "stream: true samples no greedy responses",
     (("family", "turn_grpo"), ("episodes", False)): "which only an environment gives: set data.environment",
     (("stream", False), ("max_staleness", 2)): "max_staleness: 2 needs stream: true",
+    (("family", "gspo"), ("old_groups", True)): "needs importance weights, not in gspo: add corrections",
+    (("family", "opd"), ("old_groups", True)): "needs importance weights, not in opd: add corrections",
 }
 """Pairs that a config cannot have, each with the line that says so."""
 SAME = ("step", "sample_id", "response_ids", "score", "status", "ended")
@@ -50,8 +53,9 @@ SAME = ("step", "sample_id", "response_ids", "score", "status", "ended")
 
 
 def allowed(part: Combination) -> bool:
+    goes_on = part.get("max_staleness") == 2  # so it streams, which remax cannot; and see test_old_groups
     return not any(set(pair) <= part.items() for pair in REFUSED) and not (
-        part.get("family") == "remax" and part.get("max_staleness") == 2  # by the first and the last pair
+        goes_on and (part.get("family") == "remax" or part.get("old_groups"))
     )
 
 
@@ -85,6 +89,7 @@ def settings_of(row: Combination, settings: dict[str, Any]) -> dict[str, Any]:
         "optimizer": settings["optimizer"] | {"eps": 1e-4},  # of a gradient that is all rounding Adam makes little
         "stream": row["stream"],
         "max_staleness": row["max_staleness"],
+        "old_groups": {"share": 0.5 if row["old_groups"] else 0.0},
         "checkpoint": {"every": 1},
     }
 

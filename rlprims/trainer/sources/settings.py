@@ -20,7 +20,7 @@ class SamplingSettings(ScoringSettings):
     """The settings of a run that samples."""
 
     prompts_per_step: int = Field(default=8, ge=1, description="groups of one training batch")
-    prompts_per_generation: int | None = Field(default=None, ge=1, description="groups at once; null: prompts_per_step")
+    prompts_per_generation: int | None = Field(default=None, ge=1, description="groups at once; null: those of a batch")
     stream: bool = Field(
         default=False,
         description="true: a group is scored and filtered when its last response or episode ends, and a dropped group "
@@ -29,9 +29,9 @@ class SamplingSettings(ScoringSettings):
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="largest number of updates between the weights that sampled a response and those that it trains. "
-        "1: the next batch is sampled while this one is trained; 2 or more, with stream: true: groups go on through "
-        "updates",
+        description="largest number of updates between the weights that sampled a new response and those that it "
+        "trains. 1: the next batch is sampled while this one is trained; 2 or more, with stream: true: groups go on "
+        "through updates",
     )
     algorithm: Algorithm = Field(
         description="a preset's name; {preset: dapo, max_length: 512, policy_loss: {clip_high: 0.3}}; or in full"
