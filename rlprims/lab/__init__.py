@@ -15,10 +15,9 @@ from rlprims.lab._display import Page, Table, figure
 from rlprims.lab._explain import explain
 from rlprims.lab._rollouts import load_jsonl, load_run, load_trl, load_verl
 from rlprims.lab._simulate import simulate
-from rlprims.lab._surrogate import Surrogate, surrogate
 from rlprims.lab._tasks import TabularTask, TabularTraining, bandit, stop_after, train
 
 __all__ = [
-    "Comparison", "Page", "Surrogate", "Table", "TabularTask", "TabularTraining", "bandit", "compare", "explain",
-    "figure", "load_jsonl", "load_run", "load_trl", "load_verl", "simulate", "stop_after", "surrogate", "train",
+    "Comparison", "Page", "Table", "TabularTask", "TabularTraining", "bandit", "compare", "explain",
+    "figure", "load_jsonl", "load_run", "load_trl", "load_verl", "simulate", "stop_after", "train",
 ]  # fmt: skip
