@@ -147,8 +147,7 @@ class Reader:
     def __init__(
         self, config: DataConfig, tokenizer: Any, first: Mapping[str, Any], check: Callable[..., None]
     ) -> None:
-        own, needed = ("question", "answer", "source", "tools"), ("question", "answer")
-        self.fields = fields_of(config, "prompts", first, own, needed if config.environment is None else ())
+        self.fields = fields_of(config, "prompts", first)
         self.config, self.tokenizer, self.check = config, tokenizer, check
 
     def example(self, row: dict[str, Any], name: str) -> Example:
