@@ -9,7 +9,7 @@ import torch
 
 from rlprims._described import described
 from rlprims.ended import EndedName
-from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
+from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import last_of_turn, sequence_lengths
 from rlprims.masking import (
     check_at_least,
@@ -137,7 +137,6 @@ def relative_length(
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_at_least(0, ": a negative weight would reward length", weight=weight)
     check_finite(correct_above=correct_above)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(scores).dtype)
@@ -179,7 +178,6 @@ def solve_rate_length(
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_at_least(1, max_length=max_length)
     check_at_least(0, coefficient=coefficient)
     check_finite(correct_above=correct_above)
@@ -227,7 +225,6 @@ def cost_per_token(
     """
     check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_at_least(0, output=output, context=context, turns=turns)
     dtype = upcast(scores).dtype
     lengths = sequence_lengths(response_mask, cu_seqlens).to(dtype)
