@@ -57,8 +57,9 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
     try:
         safetensors.torch.save_file(_separate(tensors), str(aside), metadata=_UNSIGNED)
         with aside.open("r+b") as file:
-            place, _, found = _hashes(file)
-            file.seek(place)
+            head, unsigned = _head(file)
+            found = _hash(file, head, unsigned)
+            file.seek(head.index(unsigned))
             file.write(found)
         flush(aside)
         os.replace(aside, target)
@@ -76,7 +77,8 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         raise BatchError(f"load: no batch at {target}: expected a file; a folder is read by the release that wrote it")
     try:
         with target.open("rb") as signed:
-            _, expected, got = _hashes(signed)
+            head, expected = _head(signed)
+            got = _hash(signed, head, expected)
         if got != expected:
             raise BatchError(f"the file has changed since it was written: got {got!r}, expected {expected!r}")
         with safetensors.safe_open(str(target), framework="pt") as file:
@@ -97,25 +99,29 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         raise BatchError(f"load: {target} is damaged or forged ({type(error).__name__}: {error})") from error
 
 
-def _hashes(file: Any) -> tuple[int, bytes, bytes]:
-    """The position of the hash in a file, this hash, and that of the file with zeros in its place."""
+def _head(file: Any) -> tuple[bytes, bytes]:
+    """The bytes of a file before its tensors, and the hash that they have; an error if it is no batch."""
     head = file.read(8)
     head += file.read(min(int.from_bytes(head, "little"), _LARGEST_HEADER))
     metadata = json.loads(head[8:])["__metadata__"]
     if (form := metadata.get("format")) != _FORMAT:
         raise BatchError(f"the format is {form!r}, expected {_FORMAT!r}; read it with the release that wrote it")
-    signed = metadata["sha256"].encode()
+    return head, metadata["sha256"].encode()
+
+
+def _hash(file: Any, head: bytes, signed: bytes) -> bytes:
+    """The hash of a file whose head was read, with zeros in the place of the hash ``signed``."""
     content = hashlib.sha256(head.replace(signed, _UNSIGNED["sha256"].encode(), 1))
-    return head.index(signed), signed, hashlib.file_digest(file, lambda: content).hexdigest().encode()
+    return hashlib.file_digest(file, lambda: content).hexdigest().encode()
 
 
 def _is_batch(target: Path) -> bool:
     try:
         with target.open("rb") as file:
-            _hashes(file)
+            _head(file)
         return True
-    except (ValueError, TypeError, KeyError, OSError):
-        return False  # a folder, or a file of another program
+    except Exception:  # a folder, or a file of another program, which may have anything in it
+        return False
 
 
 def _described(columns: Columns, meta: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]) -> dict[str, Any]:

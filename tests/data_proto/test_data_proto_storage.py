@@ -234,7 +234,9 @@ def test_save_never_replaces_files_of_others(tmp_path):
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "manifest.json").write_text('{"name": "an app"}')
     safetensors.save_file({"0": torch.zeros(2)}, tmp_path / "weights", metadata={"format": "pt"})
-    for name in ("precious", "file", "web", "weights"):
+    odd = b'{"__metadata__":"text"}'
+    (tmp_path / "odd").write_bytes(len(odd).to_bytes(8, "little") + odd)
+    for name in ("precious", "file", "web", "weights", "odd"):
         with pytest.raises(ValueError, match="is not a saved batch"):
             make(1).save(tmp_path / name)
     assert (tmp_path / "precious" / "thesis.tex").exists()
