@@ -144,7 +144,8 @@ def _check_order(per_token: Mapping[str, Tensor]) -> None:
 
 
 def check_sequences(response_mask: TokenMask, cu_seqlens: CuSeqlens | None = None, **per_sequence: Tensor) -> None:
-    """Raise ``ValueError`` unless every named tensor is ``(B,)`` for the B sequences of the mask."""
+    """Raise ``ValueError`` unless the mask is as :func:`check_tokens` wants it, and every named tensor is ``(B,)``."""
+    check_tokens(response_mask, cu_seqlens)
     check_tensors(**per_sequence)
     sequences = response_mask.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     for name, tensor in per_sequence.items():

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlprims.grouping import check_group_ids, first_rows
 from rlprims.kernels import are_readable
 from rlprims.layout import expand_to_tokens
-from rlprims.masking import check_sequences, check_tokens
+from rlprims.masking import check_sequences
 from rlprims.types import CuSeqlens, GroupIds, PerSequence, PerToken, RowMask, TokenMask, Totals, TrajectoryIds
 
 
@@ -71,7 +71,6 @@ def join_rows(
     >>> joined.tokens(torch.tensor([[1, 2], [3, 4], [5, 6]])), joined.cu_seqlens
     (tensor([1, 2, 5, 6, 3, 4]), tensor([0, 4, 6, 6]))
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, trajectory_ids=trajectory_ids)
     check_group_ids(trajectory_ids, name="trajectory_ids")
     rollout = expand_to_tokens(trajectory_ids, response_mask, cu_seqlens).flatten()

@@ -23,7 +23,6 @@ from rlprims.algorithms._algorithm import (
 )  # fmt: skip
 from rlprims.algorithms._check import Finding, check
 from rlprims.algorithms._diff import diff, settings
-from rlprims.algorithms._mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
 from rlprims.algorithms._objective import (
     ObjectiveTerm, StepCounts, objective_parts, policy_losses, policy_objective, step_counts, value_objective,
 )  # fmt: skip
@@ -64,11 +63,7 @@ __all__ = [
     "leave_out_rows",
     "mask_turns",
     "merge",
-    "mixture_advantages",
-    "mixture_counts",
-    "mixture_objective",
     "objective_parts",
-    "only_rows",
     "parse",
     "policy_losses",
     "policy_objective",

@@ -170,12 +170,12 @@ class DataProto(Parts):
         return _convert.to_arrow(self._columns())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the batch to a directory, atomically: after a crash the directory has the earlier batch or this one.
+        """Write the batch to a file, atomically: after a crash the file has the earlier batch or this one.
 
-        A batch at ``path`` is replaced. Files that a crash leaves behind are ignored, and may be deleted.
+        A batch at ``path`` is replaced. A crash may leave a file ``.NAME.*`` beside it, which may be deleted.
 
         Raises:
-            BatchError: a value that cannot be saved (the message names field and row), or other files at ``path``.
+            BatchError: a value that cannot be saved (the message names field and row), or something else at ``path``.
             ImportError: safetensors is not installed.
 
         >>> import tempfile

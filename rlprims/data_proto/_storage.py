@@ -1,20 +1,15 @@
-"""A batch on disk.
+"""A batch on disk: a safetensors file. Pickle is not used, so reading a file cannot run code.
 
-It is a directory with numbers in safetensors, everything else in JSON, and checksums of both. Pickle is not
-used, so reading a file cannot run code. There are three files, the first two with a new name per save::
-
-    tensors-<16 hex digits>.safetensors   every tensor and numeric array, named "0", "1", ...
-    fields-<16 hex digits>.json           which field is which tensor; object columns; meta_info
-    manifest.json                         format, version, names, sizes and sha256 of the other two
-
-The manifest alone defines which files are the batch, so replacing the manifest replaces the batch.
+Its tensors are named "0", "1", ...: every tensor and numeric array, and at the end the bytes of a JSON, which has the
+position of each field, object columns, and meta_info. The metadata has the format and the sha256 of the file.
 
 JSON holds a Python object exactly or not at all. A value that JSON cannot represent is written as ``{"$kind": ...}``,
-and a dict that looks like that as a list of pairs. Arrays and tensors go to a separate list of tensors, and the JSON
-has their position in it. Reading builds only the kinds that are listed here, so a hostile file can only raise an error.
+and a dict that looks like that as a list of pairs. Arrays and tensors go to the list of tensors, and the JSON has
+their position in it. Reading builds only the kinds that are listed here, so a hostile file can only raise an error.
 """
 
 import base64
+import hashlib
 import importlib
 import json
 import math
@@ -23,7 +18,6 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +26,12 @@ import torch
 from torch import Tensor
 
 from rlprims._extras import hint
-from rlprims._files import flush, sha256
+from rlprims._files import flush
 from rlprims.data_proto._columns import Array, BatchError, Columns, Jagged, batch_of, object_array
 
-_FORMAT, _VERSION, _MANIFEST = "rlprims.data_proto", 2, "manifest.json"
-_DATA = re.compile(r"(fields)-[0-9a-f]{16}\.json|(tensors)-[0-9a-f]{16}\.safetensors")
+_FORMAT = "rlprims.data_proto 3"
+_UNSIGNED = {"format": _FORMAT, "sha256": "0" * 64}
+_LARGEST_HEADER = 100_000_000  # bytes, of safetensors
 _SCALARS = {"bool", "float16", "float32", "float64"}
 _SCALARS |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _STORABLE = (
@@ -52,50 +47,43 @@ def save(path: str | os.PathLike[str], columns: Columns, meta_info: Mapping[Any,
     """Write the parts of a batch. ``has_batch`` distinguishes a ``batch`` without tensors from None."""
     safetensors = _safetensors()
     target = Path(path)
-    if not _may_hold_a_batch(target):
+    if target.exists() and not _is_batch(target):
         raise BatchError(f"save: {target} exists and is not a saved batch; choose another path")
     tensors: list[Tensor] = []
     text = json.dumps(_described(columns, meta_info, has_batch, tensors), allow_nan=False)
-    new = not target.exists()
-    target.mkdir(parents=True, exist_ok=True)
-    token = secrets.token_hex(8)
-    numbers, fields = target / f"tensors-{token}.safetensors", target / f"fields-{token}.json"
-    manifest = target / f"{_MANIFEST}.{token}"
+    tensors.append(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        safetensors.torch.save_file(_separate(tensors), str(numbers))
-        fields.write_text(text, encoding="utf-8")
-        files = {place.name: {"bytes": place.stat().st_size, "sha256": sha256(place)} for place in (numbers, fields)}
-        about = {"format": _FORMAT, "version": _VERSION, "files": files}
-        manifest.write_text(json.dumps(about, indent=2), encoding="utf-8")
-        for place in (numbers, fields, manifest, target):
-            flush(place)
-        before = _listed(target)
-        os.replace(manifest, target / _MANIFEST)
+        safetensors.torch.save_file(_separate(tensors), str(aside), metadata=_UNSIGNED)
+        with aside.open("r+b") as file:
+            head, unsigned = _head(file)
+            found = _hash(file, head, unsigned)
+            file.seek(head.index(unsigned))
+            file.write(found)
+        flush(aside)
+        os.replace(aside, target)
     except BaseException:
-        replaced = _is_plain(target / _MANIFEST) and fields.name in _listed(target)
-        if not replaced:
-            _remove(numbers, fields, manifest)
-        if new:
-            with suppress(OSError):
-                target.rmdir()
+        aside.unlink(missing_ok=True)
         raise
-    for place in (target, target.parent):
-        flush(place)
-    # Only these are removed: other files may belong to an unfinished save of another process.
-    _remove(*(target / name for name in before))
+    flush(target.parent)
 
 
 def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[Any, Any]]:
     """``batch``, ``non_tensor_batch`` and ``meta_info`` of a saved batch."""
     safetensors = _safetensors()
     target = Path(path)
-    if not _is_plain(target / _MANIFEST):
-        raise BatchError(f"load: no batch at {target}: {_MANIFEST} is missing or not a plain file")
+    if not target.is_file():
+        raise BatchError(f"load: no batch at {target}: expected a file; a folder is read by the release that wrote it")
     try:
-        fields, numbers = _checked(target)
-        with safetensors.safe_open(str(numbers), framework="pt") as file:
+        with target.open("rb") as signed:
+            head, expected = _head(signed)
+            got = _hash(signed, head, expected)
+        if got != expected:
+            raise BatchError(f"the file has changed since it was written: got {got!r}, expected {expected!r}")
+        with safetensors.safe_open(str(target), framework="pt") as file:
             tensors = [file.get_tensor(str(number)) for number in range(len(file.keys()))]
-        described = json.loads(fields.read_bytes())
+        described = json.loads(tensors[-1].numpy().tobytes())
         dense = {name: _column(entry, tensors) for name, entry in described["batch"]}
         arrays = {name: _decode(entry, tensors) for name, entry in described["non_tensor_batch"]}
         meta, rows = _decode(described["meta_info"], tensors), described["rows"]
@@ -111,8 +99,33 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any], dict[
         raise BatchError(f"load: {target} is damaged or forged ({type(error).__name__}: {error})") from error
 
 
+def _head(file: Any) -> tuple[bytes, bytes]:
+    """The bytes of a file before its tensors, and the hash that they have; an error if it is no batch."""
+    head = file.read(8)
+    head += file.read(min(int.from_bytes(head, "little"), _LARGEST_HEADER))
+    metadata = json.loads(head[8:])["__metadata__"]
+    if (form := metadata.get("format")) != _FORMAT:
+        raise BatchError(f"the format is {form!r}, expected {_FORMAT!r}; read it with the release that wrote it")
+    return head, metadata["sha256"].encode()
+
+
+def _hash(file: Any, head: bytes, signed: bytes) -> bytes:
+    """The hash of a file whose head was read, with zeros in the place of the hash ``signed``."""
+    content = hashlib.sha256(head.replace(signed, _UNSIGNED["sha256"].encode(), 1))
+    return hashlib.file_digest(file, lambda: content).hexdigest().encode()
+
+
+def _is_batch(target: Path) -> bool:
+    try:
+        with target.open("rb") as file:
+            _head(file)
+        return True
+    except Exception:  # a folder, or a file of another program, which may have anything in it
+        return False
+
+
 def _described(columns: Columns, meta: Mapping[Any, Any], has_batch: bool, tensors: list[Tensor]) -> dict[str, Any]:
-    """The content of fields.json. Numbers are appended to the list ``tensors``."""
+    """The content of the JSON. Numbers are appended to the list ``tensors``."""
 
     def entry(name: str, tensor: Tensor) -> dict[str, int]:
         where = f"save: batch[{name!r}]"
@@ -150,58 +163,6 @@ def _column(entry: dict[str, int], tensors: list[Tensor]) -> Tensor:
     ):
         raise BatchError("a jagged field has offsets that do not fit its values")
     return Jagged(values, offsets, None, dim).nested()
-
-
-def _may_hold_a_batch(target: Path) -> bool:
-    """Whether the target does not exist, is a saved batch, or has only the files of an unfinished save."""
-    if not target.is_dir():
-        return not target.exists()
-    try:
-        return bool(_listed(target)) or all(
-            _DATA.fullmatch(entry.name) or entry.name.startswith(f"{_MANIFEST}.") for entry in target.iterdir()
-        )
-    except (ValueError, TypeError, KeyError, OSError):
-        return False  # a manifest.json of another program
-
-
-def _listed(target: Path) -> dict[str, Any]:
-    """The files in the manifest, fields first, with size and sha256; empty if there is no manifest."""
-    if not (target / _MANIFEST).exists():
-        return {}
-    about = json.loads((target / _MANIFEST).read_bytes())
-    if about["format"] != _FORMAT or about["version"] != _VERSION:
-        raise BatchError(
-            f"the format is {about['format']!r} version {about['version']!r}, expected {_FORMAT!r} version "
-            f"{_VERSION}; read it with the release that wrote it"
-        )
-    files = dict(sorted(about["files"].items()))
-    if [match and match.lastindex for match in map(_DATA.fullmatch, files)] != [1, 2]:
-        raise BatchError(f"the manifest names the files {[*files]}, expected one of fields and one of tensors")
-    return files
-
-
-def _checked(target: Path) -> list[Path]:
-    """The paths of fields and tensors, after a check that both files are unchanged."""
-    places = []
-    for name, expected in _listed(target).items():
-        place = target / name
-        if not _is_plain(place):
-            raise BatchError(f"{name} is missing or not a plain file; was it copied whole?")
-        found = {"bytes": place.stat().st_size, "sha256": sha256(place)}
-        if found != expected:
-            raise BatchError(f"{name} has changed since it was written: got {found}, expected {expected}")
-        places.append(place)
-    return places
-
-
-def _remove(*places: Path) -> None:
-    for place in places:
-        with suppress(OSError):
-            place.unlink()
-
-
-def _is_plain(place: Path) -> bool:
-    return place.is_file() and not place.is_symlink()
 
 
 def _separate(tensors: list[Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ def response_stats(scores: PerSequence, response_mask: TokenMask, cu_seqlens: Cu
     >>> {name: float(metric.value()) for name, metric in response_stats(torch.tensor([1.0, 0.0]), m).items()}
     {'score': 0.5, 'length': 1.5, 'length_score_correlation': 1.0}
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores)
     lengths = sequence_lengths(response_mask, cu_seqlens)
     rows = torch.ones_like(lengths).sum()
@@ -44,7 +43,6 @@ def length_correlation(x: PerSequence, response_mask: TokenMask, cu_seqlens: CuS
     >>> length_correlation(torch.tensor([0.0, 1.0]), m).value()
     tensor(-1.)
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, x=x)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(x).dtype)
     return moments(Correlation, torch.ones_like(x, dtype=torch.bool), lengths, x)

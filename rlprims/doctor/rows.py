@@ -13,18 +13,13 @@ from rlprims.reports._visible import visible
 from rlprims.reports.terminal import make_table
 from rlprims.runs.config import load_as, read_yaml
 from rlprims.runs.end_tokens import load_end_tokens
-from rlprims.runs.layouts import MISSING, Fields, Use, as_messages, fields_of, layout_of, value_at
-from rlprims.runs.rows import BadRows, RowsConfig, read_rows
+from rlprims.runs.layouts import MISSING, NEEDED, Fields, Use, as_messages, fields_of, layout_of, value_at
+from rlprims.runs.rows import BadRows, read_rows
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import DataConfig, Reader, source_of
 from rlprims.trainer.scoring.rewards import answer_check
 from rlprims.turns.tokens import checked_tools, shown
 
-_NEEDED: dict[Use, tuple[str, ...]] = {
-    "prompts": ("question", "answer"),
-    "demonstrations": ("prompt", "response"),
-    "pairs": ("prompt", "chosen", "rejected"),
-}
 _AS_THEY_ARE = ("answer", "source", "tools", "system")
 _SAMPLES, _BARS, _WIDTH = 3, 8, 40
 
@@ -103,15 +98,6 @@ def first_row(path: Path) -> dict[str, Any]:
     raise ValueError(f"{path}: it has no rows" if not bad.found else bad.text())
 
 
-def fields_in(config: RowsConfig, use: Use, row: Mapping[str, Any]) -> Fields:
-    """The paths of the fields of a file."""
-    others = {"prompts": ("source", "tools"), "demonstrations": ("messages", "tools"), "pairs": ("tools",)}
-    needed: tuple[str, ...] = _NEEDED[use]
-    if use == "demonstrations" and value_at(row, str(getattr(config, "messages", ""))) is not MISSING:
-        needed = ("messages",)
-    return fields_of(config, use, row, (*_NEEDED[use], *others[use]), needed)
-
-
 def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any]:
     """The row in our fields, as settings by default read it; other fields stay."""
     found = {name: value_at(row, path) for name, path in fields.paths.items()}
@@ -120,7 +106,7 @@ def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any
         for name, value in found.items()
         if value is not MISSING
     }
-    needed: tuple[str, ...] = ("messages",) if "messages" in found else _NEEDED[use]
+    needed: tuple[str, ...] = ("messages",) if "messages" in found else NEEDED[use]
     if use == "pairs" and not isinstance(found.get("chosen"), str):
         needed = ("chosen", "rejected")
     if missing := [name for name in needed if name not in found]:
@@ -139,7 +125,7 @@ def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any
 def convert(rows: Rows, to: Path) -> tuple[int, BadRows]:
     """Write the rows of a file as JSON lines in our fields; returns their number, and those that were left out."""
     path, config, use = rows[:3]
-    bad, count, fields = BadRows(path, "skip"), 0, fields_in(config, use, first_row(path))
+    bad, count, fields = BadRows(path, "skip"), 0, fields_of(config, use, first_row(path))
     with to.open("x", encoding="ascii") as file:
         for place, row in read_rows(path, bad):
             try:
@@ -187,7 +173,7 @@ def survey(asked: Rows, tokens: Callable[[Any], Tokens] | None = None) -> Survey
     path, config, use = asked[:3]
     bad, columns, contents = BadRows(path, "skip"), dict[str, tuple[int, str]](), Counter[str]()
     lengths, samples = list[int](), list[Tokens | dict[str, Any]]()
-    rows, fields = 0, fields_in(config, use, first_row(path))
+    rows, fields = 0, fields_of(config, use, first_row(path))
     plays = isinstance(config, DataConfig) and config.environment is not None
     for place, row in read_rows(path, bad):
         rows += 1
@@ -200,7 +186,7 @@ def survey(asked: Rows, tokens: Callable[[Any], Tokens] | None = None) -> Survey
         except ValueError as error:
             bad.add(place, error)
             continue
-        own = row if plays else [ours.get(name) for name in ("messages", *_NEEDED[use])]
+        own = row if plays else [ours.get(name) for name in ("messages", *NEEDED[use])]
         content = json.dumps(own, default=str, sort_keys=True)
         contents[content] += 1
         lengths.append(len(as_tokens.ids) if as_tokens and as_tokens.ids else len(content))

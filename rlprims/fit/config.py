@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from rlprims import losses
 from rlprims.algorithms import BoundFunction, use
 from rlprims.execution import Kind, kind_of, reads_means, reads_reference
-from rlprims.runs.config import EvaluationSteps, RunConfig, check_template
+from rlprims.runs.config import EvaluationSteps, RunConfig
 from rlprims.runs.rows import RowsConfig
 
 _OF_SAMPLES = ("reference_follows", "teacher", "teacher_follows", "critic", "reward", "reward_template")
@@ -35,11 +35,6 @@ class FitDataConfig(RowsConfig):
     overlong_rows: Literal["truncate", "filter", "error"] = Field(
         default="truncate", description="truncate cuts a response, which then has no end token"
     )
-
-    @field_validator("template")
-    @classmethod
-    def _names_the_prompt(cls, template: str) -> str:
-        return check_template(template, "{prompt}")
 
 
 class FitConfig(RunConfig):

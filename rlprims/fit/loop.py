@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rlprims.data_proto import DataProto
@@ -122,15 +120,13 @@ def needs_reference(config: FitConfig) -> bool:
 
 def save_reference(file: Path, log_probs: Tensor, digest: str) -> None:
     """Write the log-probs of the model at the start, so that a resumed run uses the same numbers."""
-    aside = file.with_name(f".{file.name}.writing")
     with writing(file):
-        save_file({"log_probs": log_probs}, aside, metadata={"rows": digest})
-        aside.replace(file)
+        DataProto.from_dict({"log_probs": log_probs}, meta_info={"rows": digest}).save(file)
 
 
 def load_reference(file: Path, digest: str) -> Tensor | None:
     """The log-probs that :func:`save_reference` wrote; None if there are none, or they are for other rows."""
     if not file.exists():
         return None
-    with safe_open(file, "pt") as stored:
-        return stored.get_tensor("log_probs") if stored.metadata()["rows"] == digest else None
+    stored = DataProto.load(file)
+    return stored["log_probs"] if stored.meta_info["rows"] == digest else None

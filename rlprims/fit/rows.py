@@ -13,7 +13,7 @@ from rlprims.execution import Kind
 from rlprims.execution._columns import left_padded, right_padded
 from rlprims.fit.config import FitDataConfig
 from rlprims.runs.end_tokens import closing_tokens
-from rlprims.runs.layouts import MISSING, Use, as_messages, fields_of, is_chat, value_at
+from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
 from rlprims.runs.rows import BadRows, OnDisk, read_rows
 from rlprims.turns.tokens import Answered, checked_messages, checked_tools, encode_after, shown, text_ids
 
@@ -130,11 +130,7 @@ class Reader:
 
     def see(self, first: Mapping[str, Any]) -> None:
         """Find the fields of a file in its first row."""
-        names = ["prompt", *self.answers]
-        has_chat = self.kind == "demonstrations" and value_at(first, self.config.messages) is not MISSING
-        use: Use = "demonstrations" if self.kind == "demonstrations" else "pairs"
-        needed = ["messages"] if has_chat else names
-        self.fields = fields_of(self.config, use, first, ["messages", *names, "tools"], needed)
+        self.fields = fields_of(self.config, "demonstrations" if self.kind == "demonstrations" else "pairs", first)
 
     def row(self, fields: dict[str, Any]) -> StoredRow:
         """The tokens of a row of the file that was seen."""

@@ -15,9 +15,8 @@ from rlprims.lab._display import Page, Table, figure
 from rlprims.lab._explain import explain
 from rlprims.lab._rollouts import load_jsonl, load_run, load_trl, load_verl
 from rlprims.lab._simulate import simulate
-from rlprims.lab._surrogate import Surrogate, surrogate
 
 __all__ = [
-    "Comparison", "Page", "Surrogate", "Table", "compare", "explain", "figure", "load_jsonl", "load_run", "load_trl",
-    "load_verl", "simulate", "surrogate",
+    "Comparison", "Page", "Table", "compare", "explain", "figure", "load_jsonl", "load_run", "load_trl", "load_verl",
+    "simulate",
 ]  # fmt: skip

@@ -1,10 +1,9 @@
 """Recorded rollouts as a batch: from JSON lines, from our run directories, and from the logs of verl and TRL."""
 
 import importlib
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from rlprims.execution import ModelConfig, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import from_logits
 from rlprims.runs.records import RecordedRow, read_rollouts
+from rlprims.runs.rows import BadRows, read_rows
 
 Tokenize = Callable[[str], list[str]]
 
@@ -176,14 +176,11 @@ def _record(row: RecordedRow, episodes: bool, numbers: Iterable[str]) -> dict[st
     }
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise ValueError(f"{path}, line {number}: got {type(record).__name__}, expected a JSON object")
-                yield record
+def _lines(path: Path) -> list[dict[str, Any]]:
+    bad = BadRows(path)
+    rows = [row for _, row in read_rows(path, bad)]
+    bad.check()
+    return rows
 
 
 def _batch(records: Iterable[Mapping[str, Any]], source: str, tokenize: Tokenize) -> DataProto:

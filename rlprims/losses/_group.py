@@ -8,7 +8,7 @@ without tokens is in no group, and a group of one has loss 0.
 import torch
 
 from rlprims._described import described
-from rlprims.grouping import check_group_ids, first_rows, group_bounds, group_centred, group_count, group_sum
+from rlprims.grouping import first_rows, group_bounds, group_centred, group_count, group_sum
 from rlprims.layout import expand_to_tokens, sequence_lengths, sequence_sum, to_tokens
 from rlprims.losses._preference import dpo
 from rlprims.masking import check_above, check_range, check_sequences, check_tokens, upcast, zero_outside
@@ -248,7 +248,6 @@ def tail_weighted_sums(
     """
     check_tokens(response_mask, cu_seqlens, log_probs=log_probs)
     check_sequences(response_mask, cu_seqlens, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_range(0, 1, tail_weight=tail_weight)
     x = upcast(log_probs)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(x.dtype)

@@ -9,7 +9,7 @@ import torch
 
 from rlprims._described import described
 from rlprims.ended import EndedName
-from rlprims.grouping import check_group_ids, group_bounds, group_count, group_sum
+from rlprims.grouping import group_bounds, group_count, group_sum
 from rlprims.layout import last_of_turn, sequence_lengths
 from rlprims.masking import (
     check_at_least,
@@ -94,7 +94,6 @@ def cosine_length(
     >>> scores + cosine_length(scores, m, max_length=8)
     tensor([ 0.7500, -0.7500,  0.5000])
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores)
     check_at_least(1, ": the tokens at which the long value is reached", max_length=max_length)
     check_finite(correct_short=correct_short, correct_long=correct_long, correct_above=correct_above)
@@ -135,9 +134,7 @@ def relative_length(
     >>> relative_length(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64), m)
     tensor([ 0.5000,  0.0000, -0.5000,  0.0000])
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_at_least(0, ": a negative weight would reward length", weight=weight)
     check_finite(correct_above=correct_above)
     lengths = sequence_lengths(response_mask, cu_seqlens).to(upcast(scores).dtype)
@@ -177,9 +174,7 @@ def solve_rate_length(
     >>> solve_rate_length(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), m, max_length=8)
     tensor([-0.0625, -0.1250, -0.2500])
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_at_least(1, max_length=max_length)
     check_at_least(0, coefficient=coefficient)
     check_finite(correct_above=correct_above)
@@ -225,9 +220,7 @@ def cost_per_token(
     >>> cost_per_token(scores, group, m, context_lengths=read)  # s̄ is ½: −½ (¼ · ½ + 0.1), −½ (¼ + 0.1 / 3)
     tensor([-0.1125, -0.1417])
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores, group_ids=group_ids)
-    check_group_ids(group_ids)
     check_at_least(0, output=output, context=context, turns=turns)
     dtype = upcast(scores).dtype
     lengths = sequence_lengths(response_mask, cu_seqlens).to(dtype)

@@ -28,7 +28,6 @@ def at_last_token(scores: PerSequence, response_mask: TokenMask, cu_seqlens: CuS
     tensor([[0., 2., 0.],
             [0., 0., 0.]])
     """
-    check_tokens(response_mask, cu_seqlens)
     check_sequences(response_mask, cu_seqlens, scores=scores)
     return to_tokens(scores, last_token(response_mask, cu_seqlens), cu_seqlens)
 

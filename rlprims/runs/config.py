@@ -29,13 +29,6 @@ _REFERENCE = re.compile(r"(?<!\\)\$\{(?:oc\.env:(\w+)(?:,([^{}]*))?|([^{}]*))\}"
 Settings = TypeVar("Settings", bound=Section)
 
 
-def check_template(template: str, field: str) -> str:
-    """``template``, if it is "chat" or has ``field`` in it."""
-    if template != "chat" and field not in template:
-        raise ValueError(f"expected text with {field} in it, or chat")
-    return template
-
-
 class EvaluationSteps(Section):
     """The steps of a run after which it is evaluated."""
 

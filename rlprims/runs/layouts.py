@@ -1,7 +1,7 @@
 """The layouts of the files that other libraries and data sets use: a layout is data, the paths of our fields."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rlprims import _json
@@ -59,6 +59,16 @@ LAYOUTS: dict[Use, dict[str, Layout]] = {
 }
 """By what the rows are for and by name; the first that fits is recognized."""
 
+NEEDED: dict[Use, tuple[str, ...]] = {
+    "prompts": ("question", "answer"),
+    "demonstrations": ("prompt", "response"),
+    "pairs": ("prompt", "chosen", "rejected"),
+}
+_OTHERS: dict[Use, tuple[str, ...]] = {
+    "prompts": ("source", "tools"),
+    "demonstrations": ("messages", "tools"),
+    "pairs": ("tools",),
+}
 MISSING = object()
 
 
@@ -98,12 +108,15 @@ class Fields(NamedTuple):
         return None if self.layout is None else f"{self.layout}: {places}"
 
 
-def fields_of(config: Any, use: Use, row: Mapping[str, Any], own: Sequence[str], needed: Sequence[str]) -> Fields:
-    """The paths of the fields ``own`` of the settings, or those of a layout for fields that the settings do not name.
+def fields_of(config: Any, use: Use, row: Mapping[str, Any]) -> Fields:
+    """The paths of the fields by the settings, or those of a layout for fields that the settings do not name.
 
-    Without ``data.layout`` a layout is recognized by the row, unless the row has the fields that are needed.
+    Without ``data.layout`` a layout is recognized by the row, unless the row has the fields that are needed: of a
+    demonstration the messages are enough, and an environment needs none.
     """
-    paths = {name: str(getattr(config, name)) for name in own}
+    paths = {name: str(getattr(config, name)) for name in (*NEEDED[use], *_OTHERS[use])}
+    has_chat = "messages" in paths and value_at(row, paths["messages"]) is not MISSING
+    needed = () if has_chat or getattr(config, "environment", None) is not None else NEEDED[use]
     name = config.layout
     if name is None and any(value_at(row, paths[field]) is MISSING for field in needed):
         name = layout_of(row, use)

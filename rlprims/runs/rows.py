@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlprims.runs.config import Section
 from rlprims.runs.files import files_of, values_of
@@ -47,6 +47,14 @@ class RowsConfig(Section):
         default="stop", description="rows that cannot be used: stop before the run begins, or skip them"
     )
     shuffle: bool = Field(default=True, description="every epoch has its own order")
+
+    @field_validator("template", check_fields=False)  # of a subclass, whose default is the field alone
+    @classmethod
+    def _has_its_field(cls, template: str) -> str:
+        field = cls.model_fields["template"].default
+        if template != "chat" and field not in template:
+            raise ValueError(f"expected text with {field} in it, or chat")
+        return template
 
     def chat(self, tokenizer: Any) -> Chat:
         """The tokenizer's chat template with the arguments of the settings."""

@@ -12,7 +12,6 @@ from pydantic import Field, field_validator
 from rlprims.algorithms import BoundFunction
 from rlprims.environments import CallStyle
 from rlprims.filters import DifficultyPools
-from rlprims.runs.config import check_template
 from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
 from rlprims.runs.rows import BadRows, OnDisk, RowsConfig, read_rows
 from rlprims.turns.tokens import checked_messages, checked_tools, encode, text_ids
@@ -62,11 +61,6 @@ class DataConfig(RowsConfig):
         if pools is not None:
             DifficultyPools(pools)
         return pools
-
-    @field_validator("template")
-    @classmethod
-    def _names_the_question(cls, template: str) -> str:
-        return check_template(template, "{question}")
 
 
 class Example(NamedTuple):
@@ -147,8 +141,7 @@ class Reader:
     def __init__(
         self, config: DataConfig, tokenizer: Any, first: Mapping[str, Any], check: Callable[..., None]
     ) -> None:
-        own, needed = ("question", "answer", "source", "tools"), ("question", "answer")
-        self.fields = fields_of(config, "prompts", first, own, needed if config.environment is None else ())
+        self.fields = fields_of(config, "prompts", first)
         self.config, self.tokenizer, self.check = config, tokenizer, check
 
     def example(self, row: dict[str, Any], name: str) -> Example:

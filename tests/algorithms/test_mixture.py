@@ -1,22 +1,20 @@
-"""Rows of one batch by several algorithms."""
+"""``examples/mixture.py``: rows of one batch by several algorithms."""
 
+import doctest
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from examples import tabular
+from examples import mixture, tabular
+from examples.mixture import mixture_advantages, mixture_counts, mixture_objective, only_rows
 from rlprims import algorithms, corrections, losses
 from rlprims.algorithms import (
     PRESETS,
     Algorithm,
     LossTerm,
     estimate_advantages,
-    mixture_advantages,
-    mixture_counts,
-    mixture_objective,
-    only_rows,
     policy_objective,
     shape_scores,
     token_weights,
@@ -48,6 +46,10 @@ def whole(specs: list[Algorithm], data: dict[str, Tensor]) -> tuple[Tensor, Tens
     value = mixture_objective(specs, {**data, **counts.columns, **counts.totals, "log_probs": x})
     (gradient,) = torch.autograd.grad(value, x)
     return value.detach(), gradient
+
+
+def test_its_examples() -> None:
+    assert doctest.testmod(mixture) == (0, 8)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "dr_grpo", "rloo", "cispo", "kl_cov"])

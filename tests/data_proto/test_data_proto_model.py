@@ -216,8 +216,8 @@ class Batches(RuleBasedStateMachine):
     @rule(target=batches, pair=batches)
     def save_and_load(self, pair):
         with tempfile.TemporaryDirectory() as folder:
-            pair[0].save(folder)
-            return self.keep(DataProto.load(folder), pair[1])
+            pair[0].save(f"{folder}/batch")
+            return self.keep(DataProto.load(f"{folder}/batch"), pair[1])
 
     @rule(pair=batches)
     def through_a_tensordict(self, pair):

@@ -28,7 +28,8 @@ def test_every_picture_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, str(tmp_path))
     notebook = nbformat.read(NOTEBOOKS / "why_filters_look_at_ranges.ipynb", as_version=4)
     assert pictures(notebook) == 2
-    for source in ("lab.surrogate(algorithms.dapo()).draw()", "import matplotlib.figure; matplotlib.figure.Figure()"):
+    drawn = "from examples.surrogate import surrogate; surrogate(algorithms.dapo()).draw()"
+    for source in (drawn, "import matplotlib.figure; matplotlib.figure.Figure()"):
         notebook.cells.append(nbformat.v4.new_code_cell(source))
     resources = {"metadata": {"path": str(NOTEBOOKS)}}
     executed = NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()

@@ -46,6 +46,7 @@ def test_a_mask_of_one_s_own_is_kept(tmp_path):
     ("rows", "message"),
     [
         ([], "no responses"),
+        ([[1]], r"rows\.jsonl:1: expected an object with fields, got list"),
         ([{"response": "a", "score": 1}, {"response": "b"}], "differ in \\['scores'\\]"),
         (
             [{"response_tokens": ["a"], "log_probs": [1.0, 2.0]}],

@@ -32,7 +32,7 @@ from rlprims.trainer.scoring.columns import outcome_scores, same_widths
 from rlprims.trainer.session import build, resume, start
 from rlprims.trainer.sources.episodes import EpisodeRunner, episode_rows
 from rlprims.trainer.sources.group import Group
-from rlprims.trainer.sources.rounds import Rounds
+from rlprims.trainer.sources.rounds import EpisodeRounds
 from rlprims.turns import Turn
 from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims
@@ -58,10 +58,11 @@ def run(config: Config, console: Console) -> tuple[Trainer, list[StepResult]]:
 
 def play(runner: EpisodeRunner, config: Config, groups: list[Group], *, seed: int) -> list[Episode]:
     """The episodes of the groups, in the order of their samples."""
-    rounds, ended = Rounds(runner.episode, lambda turns: runner.complete(turns, config.sampling, seed)), list[Episode]()
-    rounds.begin([(group.example, sample_id) for group in groups for sample_id in group.samples])
+    rounds, ended = EpisodeRounds(runner, config.sampling, seed, until_all_end=False, as_one=False), list[Episode]()
+    for group in groups:
+        rounds.begin(group)
     while len(ended) < sum(len(group.samples) for group in groups):
-        ended += rounds.take()
+        ended += [episode for each in rounds.play() for episode in each.episodes]
     return sorted(ended, key=lambda episode: episode.sample_id)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from rlprims._event_loop import event_loop
@@ -92,12 +93,11 @@ class _TurnSampler:
     def _requests(self, *, timeout: float) -> list[Request]:
         """Return all waiting requests. If there are none, wait for the next one for at most ``timeout`` seconds."""
         found: list[Request] = []
-        try:
-            found.append(self._asked.get(timeout=timeout) if timeout else self._asked.get_nowait())
+        with suppress(Empty):
+            found.append(self._asked.get(timeout=timeout))
             while True:
                 found.append(self._asked.get_nowait())
-        except Empty:
-            return found
+        return found
 
 
 def _answer(request: Request, answer: Completion | BaseException) -> None:

@@ -1,4 +1,10 @@
-"""A policy loss drawn over the ratio, for a positive and a negative advantage."""
+"""A policy loss drawn over the ratio, for a positive and a negative advantage.
+
+In a notebook, with this file beside it; the picture needs matplotlib (``rlprims[lab]``):
+
+>>> from rlprims import algorithms
+>>> picture = surrogate(algorithms.dapo()).draw()
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, BoundFunction, use
-from rlprims.lab._display import Table, figure
+from rlprims.lab import Table, figure
 
 _COLOURS = {1: "#00803c", -1: "#c8322d"}  # one line is also dashed, for colour-blind readers
 

@@ -1,24 +1,32 @@
 """Mixtures: different algorithms for the rows of one batch, for example for the environments of one run.
 
-A column ``spec_ids`` (B,) has the number of each row's algorithm in a list; all rows of a group have the same number.
-For each algorithm the rows of the others have no tokens. The policy's denominators are those of the whole step, so that
-a token has the same weight in every algorithm.
+Copy this file beside a trainer of your own. A column ``spec_ids`` (B,) has the number of each row's algorithm
+in a list; all rows of a group have the same number. For each algorithm the rows of the others have no tokens. The
+policy's denominators are those of the whole step, so that a token has the same weight in every algorithm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlprims.algorithms._algorithm import Algorithm
-from rlprims.algorithms._objective import Data, StepCounts, policy_objective, step_counts
-from rlprims.algorithms._stages import estimate_advantages, shape_scores, token_weights
+from rlprims.algorithms import (
+    Algorithm,
+    StepCounts,
+    estimate_advantages,
+    policy_objective,
+    shape_scores,
+    step_counts,
+    token_weights,
+)
 from rlprims.kernels import are_readable
 from rlprims.layout import expand_to_tokens
 from rlprims.losses import count_totals
 from rlprims.masking import check_sequences
 from rlprims.types import RowMask
+
+Data = Mapping[str, Any]
 
 
 def only_rows(data: Data, rows: RowMask) -> dict[str, Any]:
