@@ -32,6 +32,7 @@ class LocalExecution(SingleProcess):
         self, model: ModelConfig, optimizer: OptimizerConfig, *, tokenizer: Any, **run: Unpack[RunNeeds]
     ) -> None:
         self.tokenizer = tokenizer
+        model = model.here()
         self.training = Training(model, optimizer, **run)
         self.reward_model = RewardModel(model) if model.reward else None
         check_sampled(self.training.policy.module)

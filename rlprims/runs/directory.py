@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlprims.runs.config import RunConfig, Settings, load_as
+from rlprims.runs.copies import check_free, fetch_run
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.records import open_rollouts, record_lines
 from rlprims.runs.steps import StepResult
@@ -33,9 +34,11 @@ class RunDirectory:
 
     @classmethod
     @contextmanager
-    def claim(cls, path: Path) -> Iterator["RunDirectory"]:
+    def claim(cls, path: Path, copy_to: str | None = None) -> Iterator["RunDirectory"]:
         """Lock the directory of a new run; if the block ends before :meth:`begin`, what was made is removed."""
         _check_free(path)
+        if copy_to is not None:
+            check_free(copy_to)
         made = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
         run = cls(path)
         try:
@@ -59,8 +62,9 @@ class RunDirectory:
             self.write_json("environment.json", environment())
 
     @classmethod
-    def open(cls, path: Path) -> "RunDirectory":
-        """Open the directory of an existing run."""
+    def open(cls, path: Path | str) -> "RunDirectory":
+        """Open the directory of an existing run; that of a url is fetched before."""
+        path = fetch_run(str(path)) if "://" in str(path) else Path(path)
         if not (path / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run: it has no config.yaml")
         return cls(path)

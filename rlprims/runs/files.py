@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rlprims import _json
+from rlprims._storage import local_copy
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files that a path names: itself, or in order those that match its wildcards."""
+def files_of(path: Path | str) -> list[Path]:
+    """The files that a path names: itself, or in order those that match its wildcards; of a url their copies here."""
+    path = Path(local_copy(str(path)))
     anchor = Path(path.anchor)
     found = [path] if path.exists() else sorted(anchor.glob(str(path.relative_to(anchor))))
     if not found:

@@ -51,7 +51,7 @@ class EvaluationSampling(Section):
 class EvaluationSet(Section):
     """A further set of questions. What it leaves out is as in ``evaluation``."""
 
-    file: Path
+    file: Path | str
     verifier: algorithms.BoundFunction | None = None
     sampling: EvaluationSampling = EvaluationSampling()
     samples: int = Field(default=0, ge=0)

@@ -7,7 +7,6 @@ import ast
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoConfig
 
@@ -55,14 +54,7 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
 
 def with_whole_paths(model: ModelConfig) -> ModelConfig:
     """Return the config with absolute paths of local model folders: a worker may have another working directory."""
-
-    def whole(path: Any) -> Any:
-        if isinstance(path, dict):
-            return {role: whole(each) for role, each in path.items()}
-        return str(Path(path).absolute()) if path is not None and Path(path).exists() else path
-
-    names = ("path", "reference", "teacher", "critic", "reward")
-    return model.model_copy(update={name: whole(getattr(model, name)) for name in names})
+    return model.with_paths(lambda path: str(Path(path).absolute()) if Path(path).exists() else path)
 
 
 def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:

@@ -60,6 +60,7 @@ class RolloutWorker(Observed):
     def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
         """Load the engine. ``backend`` is the backend by which it receives whole weights."""
         torch.set_num_threads(1)
+        model = model.here()
         self._completes_calls = cluster.running_requests == "wait"
         if cluster.engine == "hf":
             self.engine = ModelEngine(model, tokenizer)

@@ -69,9 +69,10 @@ class RayExecution:
     ) -> None:
         begun = time.monotonic()
         model = with_whole_paths(model)
-        check(cluster, model, run)
+        here = model.here(weights=False)  # each worker fetches them for itself
+        check(cluster, here, run)
         self.tokenizer = tokenizer
-        self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
+        self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(here.path), tokenizer)
         self.tolerance = TOLERANCE[cluster.mixed_precision or model.dtype]
         self.longest_probe = min(32, model.max_tokens_per_micro_batch or 32)
         self.weights_version = 0

@@ -61,6 +61,7 @@ class TrainingWorker(Observed):
     ) -> int | None:
         """Join the other ranks of the pool and load its models; returns the policy's context window, if it is there."""
         torch.set_num_threads(1)
+        model = model.here()
         device = device_of(model).type
         self.lives_on_cpu, self.engine = cluster.cpu_offload, cluster.engine
         _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.training_timeout)

@@ -48,7 +48,7 @@ class SamplingSettings(ScoringSettings):
         default="local", description="local: one process, on a CPU or one GPU; ray: a cluster"
     )
     ray: RayConfig = RayConfig()
-    replay: Path | None = Field(
+    replay: Path | str | None = Field(
         default=None, description="a run whose recorded rollouts, or turns of episodes, are used instead of sampling"
     )
     replay_scores: bool = Field(default=False, description="use the recorded scores too; score rows without one")
