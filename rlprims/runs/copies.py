@@ -55,6 +55,7 @@ def fetch_run(url: str) -> Path:
             shutil.rmtree(aside, ignore_errors=True)
             aside.parent.mkdir(exist_ok=True)
             shutil.move(copy, aside)
+            (aside / "rollouts").mkdir()
             copy.parent.rmdir()  # of the cache
             return aside.rename(run)
         logging.warning("%s/%s is damaged (%s): the one before it is used", url, step, damage)
