@@ -7,37 +7,31 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fsspec.callbacks import TqdmCallback
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
+import fsspec
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
-_LARGE = 1 << 27  # bytes of a download that has a progress line
 
 
 @contextmanager
 def reached(url: str) -> Iterator[tuple[Any, str]]:
     """The file system of a url, and the path there; errors of its client, of any class, become a ValueError."""
     try:
-        fs, path = url_to_fs(url)
+        fs, path = fsspec.url_to_fs(url)
         fs.invalidate_cache()
-        yield LocalFileSystem(auto_mkdir=True) if type(fs) is LocalFileSystem else fs, path.rstrip("/")
+        yield fsspec.filesystem("file", auto_mkdir=True) if fs.protocol == ("file", "local") else fs, path.rstrip("/")
     except Exception as error:
-        text = next(iter(str(error).splitlines()), type(error).__name__)
-        package = getattr(error.__cause__ or error, "name", "") if isinstance(error, ImportError) else ""
-        raise ValueError(f"{url}: {f'pip install {package}' if package else text}") from error
+        raise ValueError(f"{url}: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
 
 
 @cache
 def local_copy(url: str, *, weights: bool = True) -> str:
     """The path here of a copy of a file, a folder, or files that match; what is no url is returned as it is.
 
-    The files are fetched once for each version that the server reports, into ``RLPRIMS_CACHE`` or ~/.cache/rlprims, by
-    one process at a time. A process keeps to the version that it met first. ``weights`` False: a model without them.
+    Each version that the server reports is fetched once, into ``RLPRIMS_CACHE`` or ~/.cache/rlprims. A process keeps to
+    the version that it met first. ``weights`` False: a model without them.
     """
     if "://" not in url:
         return url
@@ -48,7 +42,7 @@ def local_copy(url: str, *, weights: bool = True) -> str:
         if not files:
             raise FileNotFoundError("no such file or folder")
         base = path.rfind("/", 0, wild and wild.start()) + 1
-        version = sha256("\n".join([url, *(f"{file} {fs.ukey(file)}" for file in files)]).encode()).hexdigest()
+        version = fsspec.utils.tokenize(url, [(file, fs.ukey(file)) for file in files])
         folder = Path(os.environ.get("RLPRIMS_CACHE") or "~/.cache/rlprims").expanduser().resolve() / version
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
@@ -59,7 +53,7 @@ def local_copy(url: str, *, weights: bool = True) -> str:
                 copies = [(aside / file[base:]).resolve() for file in files]
                 if not all(copy.is_relative_to(aside) for copy in copies):
                     raise ValueError("a name in it leaves the folder")
-                bar = {"desc": f"{url} ({size / 1e9:.1f} GB)", "unit": " files", "disable": size < _LARGE}
-                fs.get(files, [str(copy) for copy in copies], callback=TqdmCallback(bar))
+                bar = {"desc": f"{url} ({size / 1e9:.1f} GB)", "unit": " files", "disable": size < 1 << 27}
+                fs.get(files, [str(copy) for copy in copies], callback=fsspec.callbacks.TqdmCallback(bar))
                 aside.rename(folder)
     return str(folder / path[base:])

@@ -313,15 +313,6 @@ def _description(name: str, algorithm: Algorithm) -> str:
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
-    "train": _begin,
-    "fit": _begin,
-    "data": _data,
-    "resume": _resume,
-    "eval": _evaluate,
-    "export": _export,
-    "plan": _plan,
-    "plot": _plot,
-    "rollouts": _rollouts,
-    "algorithms": _algorithms,
-    "doctor": _doctor,
-}
+    "train": _begin, "fit": _begin, "data": _data, "resume": _resume, "eval": _evaluate, "export": _export,
+    "plan": _plan, "plot": _plot, "rollouts": _rollouts, "algorithms": _algorithms, "doctor": _doctor,
+}  # fmt: skip

@@ -121,7 +121,7 @@ def test_processes_at_once_fetch_one_copy(tmp_path: Path) -> None:
         ("memory://nothing/here", "memory://nothing/here: no such file or folder"),
         ("memory://nothing/*.jsonl", "memory://nothing/*.jsonl: no such file or folder"),
         ("nowhere://a/b", "nowhere://a/b: Protocol not known: nowhere"),
-        ("s3://a/b", "s3://a/b: pip install s3fs"),
+        ("s3://a/b", "s3://a/b: Install s3fs to access S3"),
     ],
 )
 def test_errors_are_one_line_with_the_url(url: str, message: str) -> None:

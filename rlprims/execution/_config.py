@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -210,7 +209,7 @@ class ModelConfig(_Config):
 
     def here(self, *, weights: bool = True) -> "ModelConfig":
         """The same with paths of copies on this machine; ``weights`` False: of the other files."""
-        return self.with_paths(partial(local_copy, weights=weights))
+        return self.with_paths(lambda path: local_copy(path, weights=weights))
 
     @model_validator(mode="after")
     def _some_follow(self) -> "ModelConfig":

@@ -51,11 +51,7 @@ class CheckpointConfig(Section):
         description="on ranks, checkpoints in which policy/ is written beside the shards. last: that at the end of "
         "the run, and the best. One process always writes it",
     )
-    copy_to: str | None = Field(
-        default=None,
-        pattern="^[a-z][^/]*://.",
-        description="url to which the checkpoints are copied, such as s3://bucket/run, while training goes on",
-    )
+    copy_to: str | None = Field(default=None, pattern="://", description="url to which checkpoints are copied")
 
 
 class RunConfig(Section):

@@ -23,7 +23,6 @@ from rlprims.runs import checkpoint as checkpoints
 from rlprims.runs.best_checkpoint import Best
 from rlprims.runs.checkpoint import Background, newest_checkpoint
 from rlprims.runs.config import RunConfig
-from rlprims.runs.copies import copy_checkpoints
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import CannotWrite
 from rlprims.runs.files import files_of
@@ -60,7 +59,7 @@ class Run(ABC):
         """Writes the records of a step during the next step."""
         self.saved: tuple[int, bool] | None = None
         """The step of the last checkpoint that was begun, and whether it has Hugging Face models."""
-        self.failed_copies = 0
+        self.copying = {} if config.checkpoint.copy_to is None else {"failed_copies": 0}
 
     @abstractmethod
     def evaluate(self) -> None:
@@ -148,8 +147,7 @@ class Run(ABC):
             raise ValueError(f"step {self.stepper.step_number}: {error}\n{advice}: {self.resume}") from error
 
     def _log(self, trainer: Stepper, step: StepResult) -> None:
-        copies = {} if self.settings.checkpoint.copy_to is None else {"failed_copies": self.failed_copies}
-        step.metrics.update(worker_metrics(self.workers.reports()) | copies)
+        step.metrics.update(worker_metrics(self.workers.reports()) | self.copying)
         self.write("train", step.number, step.metrics)
         self.record(step)
         self.last_state = self.stepper.state_dict()
@@ -190,8 +188,7 @@ class Run(ABC):
         self.recording.wait()  # a resume writes only the records of later steps
         self.background.wait()
         folder = self.run_directory.checkpoints
-        kept: Any = {"keep": settings.keep, "best": best.step}
-        complete = checkpoints.begin_checkpoint(folder, step, write, **kept)
+        complete = checkpoints.begin_checkpoint(folder, step, write, keep=settings.keep, best=best.step)
         self.saved = step, models
 
         def task() -> None:
@@ -200,11 +197,10 @@ class Run(ABC):
                 checkpoints.add_models(checkpoint)
             if settings.copy_to is not None:
                 try:
-                    copy_checkpoints(self.run_directory.path, settings.copy_to, **kept)
-                except ValueError as error:
-                    self.failed_copies += 1
-                    text = f"warning: no copy of {checkpoint.name}, the next checkpoint tries again: {error}"
-                    self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+                    self.run_directory.copy_checkpoints(settings.copy_to, keep=settings.keep, best=best.step)
+                except ValueError as error:  # the next checkpoint tries again
+                    self.copying["failed_copies"] += 1
+                    self.console.print(f"warning: no copy of {checkpoint.name} yet: {error}", style="yellow")
 
         self.background.begin(task)
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rlprims._storage import local_copy
 from rlprims.cli import main
 from rlprims.runs.checkpoint import damage_of
-from rlprims.runs.copies import check_free, copy_checkpoints, fetch_run
+from rlprims.runs.directory import RunDirectory
 from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 from tests.trainer.runs import metrics_of, rlprims, save_checkpoint
@@ -131,7 +131,7 @@ def test_a_failed_copy_is_a_warning_is_counted_and_made_up_for(
     console = Console(file=io.StringIO(), width=200)
     assert start(load(settings, f"run_dir={run}", f"checkpoint.copy_to=file://{blocked}/run"), console) == 0
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "warning: no copy of step_000002, the next checkpoint tries again: file://" in text
+    assert "warning: no copy of step_000002 yet: file://" in text
     failed = [line["failed_copies"] for line in metrics_of(run) if line["kind"] == "train"]
     assert failed[0] == 0
     assert failed[-1] == text.count("warning: no copy") > 0
@@ -144,8 +144,8 @@ def test_every_file_of_a_checkpoint_with_shards_is_copied(tmp_path: Path, url: s
     run = tmp_path / "run"
     write_checkpoint(run, 50, SHARDS)
     (run / "metrics.jsonl").write_text('{"step": 50}\n')
-    copy_checkpoints(run, url, keep=2, best=None)
-    fetched = fetch_run(url)
+    RunDirectory(run).copy_checkpoints(url, keep=2, best=None)
+    fetched = RunDirectory.open(url).path
     assert fetched == Path("runs/run")
     files = {str(path.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()}
     inner = {f"checkpoints/step_000050/{name}" for name in (*SHARDS, "manifest.json")}
@@ -157,26 +157,37 @@ def test_the_newest_and_the_best_remain(tmp_path: Path, url: str) -> None:
     run = tmp_path / "run"
     for step in (1, 2, 3, 4):
         write_checkpoint(run, step, SHARDS)
-        copy_checkpoints(run, url, keep=2, best=1)
+        RunDirectory(run).copy_checkpoints(url, keep=2, best=1)
     assert steps_at(url) == ["step_000001", "step_000003", "step_000004"]
+
+
+def test_a_complete_copy_remains_beside_a_newer_one_that_is_not(tmp_path: Path) -> None:
+    """A copy of step 9 was cut off; the run went on from step 1 and saves at other steps."""
+    run, url = tmp_path / "run", f"file://{tmp_path}/there"
+    (tmp_path / "there/step_000009/checkpoints").mkdir(parents=True)
+    for step in (1, 2, 3):
+        write_checkpoint(run, step, SHARDS)
+        RunDirectory(run).copy_checkpoints(url, keep=1, best=None)
+    assert steps_at(url) == ["step_000003", "step_000009"]
+    assert [path.name for path in (RunDirectory.open(url).path / "checkpoints").iterdir()] == ["step_000003"]
 
 
 def test_damaged_copies_are_skipped(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
     for step in (1, 2, 3):
         write_checkpoint(run, step, SHARDS)
-        copy_checkpoints(run, url, keep=3, best=None)
+        RunDirectory(run).copy_checkpoints(url, keep=3, best=None)
     fs, root = fsspec.url_to_fs(url)
     fs.rm(f"{root}/step_000003/checkpoints/step_000003/manifest.json")  # as if killed before the end
     fs.pipe_file(f"{root}/step_000002/checkpoints/step_000002/trainer.json", b"2")
-    assert [path.name for path in (fetch_run(url) / "checkpoints").iterdir()] == ["step_000001"]
+    assert [path.name for path in (RunDirectory.open(url).path / "checkpoints").iterdir()] == ["step_000001"]
     assert "step_000002 is damaged (trainer.json is not what was written)" in caplog.text
 
     shutil.rmtree("runs")
     fs.rm(f"{root}/step_000001/checkpoints/step_000001/manifest.json")
     local_copy.cache_clear()
     with pytest.raises(ValueError, match=r"all of .'step_000002'. are damaged"):
-        fetch_run(url)
+        RunDirectory.open(url)
     fs.rm(root, recursive=True)
     assert main(["resume", url]) == 2
 
@@ -185,13 +196,13 @@ def test_damaged_copies_are_skipped(tmp_path: Path, url: str, caplog: pytest.Log
 def test_a_manifest_cannot_name_files_outside(tmp_path: Path, name: str) -> None:
     run, url = tmp_path / "run", f"file://{tmp_path}/there"
     write_checkpoint(run, 1, SHARDS)
-    copy_checkpoints(run, url, keep=1, best=None)
+    RunDirectory(run).copy_checkpoints(url, keep=1, best=None)
     manifest = tmp_path / "there/step_000001/checkpoints/step_000001/manifest.json"
     content = json.loads(manifest.read_text())
     content["files"][name] = content["files"]["trainer.json"]
     manifest.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="are damaged"):
-        fetch_run(url)
+        RunDirectory.open(url)
     assert not Path("runs").exists()
 
 
@@ -199,12 +210,13 @@ def test_a_url_with_a_run_is_refused_before_anything_starts(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, tmp_path: Path, url: str
 ) -> None:
     write_checkpoint(tmp_path / "other", 1, SHARDS)
-    copy_checkpoints(tmp_path / "other", url, keep=1, best=None)
+    RunDirectory(tmp_path / "other").copy_checkpoints(url, keep=1, best=None)
     settings["model"]["path"] = "/no/such/model"  # not reached
-    with pytest.raises(ValueError, match=f"{url}: checkpoint.copy_to names a run: continue it with 'rlprims resume"):
+    with pytest.raises(ValueError, match=f"{url}: it has a run: 'rlprims resume {url}', or another checkpoint.copy_to"):
         start(load(settings, f"checkpoint.copy_to={url}"), console)
     assert not (tmp_path / "run").exists()
-    check_free(f"{url}-free")
+    with RunDirectory.claim(tmp_path / "another", f"{url}-free"):
+        pass
     with pytest.raises(ValueError, match="Protocol not known: nowhere"):
         start(load(settings, "checkpoint.copy_to=nowhere://a"), console)
     with pytest.raises(ValueError, match=r"checkpoint\.copy_to"):
@@ -214,17 +226,15 @@ def test_a_url_with_a_run_is_refused_before_anything_starts(
 def test_a_local_run_that_differs_is_not_touched(tmp_path: Path, url: str) -> None:
     run = tmp_path / "run"
     write_checkpoint(run, 1, SHARDS)
-    copy_checkpoints(run, url, keep=1, best=None)
-    fetched = fetch_run(url)
-    assert fetch_run(url) == fetched  # the same
+    RunDirectory(run).copy_checkpoints(url, keep=1, best=None)
+    fetched = RunDirectory.open(url).path
+    assert RunDirectory.open(url).path == fetched  # the same
     write_checkpoint(fetched, 2, SHARDS)
-    assert fetch_run(url) == fetched  # it has gone on
+    assert RunDirectory.open(url).path == fetched  # it has gone on
     write_checkpoint(run, 2, {"trainer.json": "other"})
-    copy_checkpoints(run, url, keep=1, best=None)
-    with pytest.raises(
-        ValueError, match=r"runs/run exists, and differs from .*: continue it with"
-    ):
-        fetch_run(url)
+    RunDirectory(run).copy_checkpoints(url, keep=1, best=None)
+    with pytest.raises(ValueError, match=r"runs/run exists, and differs from .*: continue it with"):
+        RunDirectory.open(url)
     assert (fetched / "checkpoints/step_000002/trainer.json").read_text() == "1"
 
 

@@ -57,9 +57,8 @@ class StoredTraining(SingleProcess, Training):
         means: bool = False,
         tail_weight: float = 1.0,
     ) -> None:
-        model = model.here()
         self.kind, self.loss, self.means, self.tokenizer = kind_of(loss), loss, means, tokenizer
-        self.tail_weight = tail_weight
+        model, self.tail_weight = model.here(), tail_weight
         self.algorithm: Algorithm = algorithms.sft().replace(aggregation=aggregation)
         if self.kind == "demonstrations":
             self.algorithm = self.algorithm.replace(policy_loss=loss)

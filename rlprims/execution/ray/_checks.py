@@ -16,17 +16,12 @@ from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.ray._tensor_parallel import check_plans
 
 _DECIDED = {
-    "model": "model.path",
-    "dtype": "model.dtype or ray.mixed_precision",
-    "enforce_eager": "ray.enforce_eager",
-    "enable_sleep_mode": "ray.colocate",
-    "tensor_parallel_size": "ray.tensor_parallel_size",
-    "kv_cache_memory_bytes": "ray.kv_cache_bytes",
-    "max_num_seqs": "model.max_rows_per_generation",
-    "seed": "the run's seed",
-    "structured_outputs_config": None,
+    "model": "model.path", "dtype": "model.dtype or ray.mixed_precision", "seed": "the run's seed",
+    "enforce_eager": "ray.enforce_eager", "enable_sleep_mode": "ray.colocate",
+    "tensor_parallel_size": "ray.tensor_parallel_size", "kv_cache_memory_bytes": "ray.kv_cache_bytes",
+    "max_num_seqs": "model.max_rows_per_generation", "structured_outputs_config": None,
     **dict.fromkeys(("max_model_len", "logprobs_mode", "max_logprobs", "worker_extension_cls", "disable_log_stats")),
-}
+}  # fmt: skip
 """Options that other settings decide, or None: this library needs one value."""
 _COPIES = "data_parallel"
 """The beginning of options by which vLLM runs several copies of a model."""

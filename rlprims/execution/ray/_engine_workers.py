@@ -60,14 +60,13 @@ class RolloutWorker(Observed):
     def build(self, cluster: RayConfig, model: ModelConfig, tokenizer: Any, context_window: int, backend: str) -> Built:
         """Load the engine. ``backend`` is the backend by which it receives whole weights."""
         torch.set_num_threads(1)
-        model = model.here()
         self._completes_calls = cluster.running_requests == "wait"
         if cluster.engine == "hf":
-            self.engine = ModelEngine(model, tokenizer)
+            self.engine = ModelEngine(model.here(), tokenizer)
         else:
             with importing_vllm():
                 from rlprims.execution.ray._vllm import VllmEngine
-            self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
+            self.engine = VllmEngine(model.here(), tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
 
     @dispatch("first")

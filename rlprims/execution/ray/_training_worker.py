@@ -61,16 +61,15 @@ class TrainingWorker(Observed):
     ) -> int | None:
         """Join the other ranks of the pool and load its models; returns the policy's context window, if it is there."""
         torch.set_num_threads(1)
-        model = model.here()
         device = device_of(model).type
         self.lives_on_cpu, self.engine = cluster.cpu_offload, cluster.engine
         _fsdp.join(self.rank, self.size, address, self.listener, device=device, timeout=cluster.training_timeout)
         self.saver = _checkpoint.Saver(timeout=cluster.training_timeout)
         # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
         ranks = _fsdp.ranks(cluster, self.size, device, None if model.lora else model.dtype)
-        self.training = Training(model, optimizer, ranks=ranks, roles=roles, **run)
+        self.training = Training(model.here(), optimizer, ranks=ranks, roles=roles, **run)
         # Every rank holds the whole reward model; it needs no memory for gradients.
-        self.reward_model = RewardModel(model) if model.reward and "reward" in roles else None
+        self.reward_model = RewardModel(model.here()) if model.reward and "reward" in roles else None
         self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=cluster.training_tensor_parallel)
         return self.training.context_window if "actor" in roles else None
 
