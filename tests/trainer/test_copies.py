@@ -266,3 +266,38 @@ def test_a_run_killed_while_it_copies_goes_on_from_the_copy_before(
     killed = [line for line in metrics_of(before) if line["step"] <= 4]
     assert lines[: len(killed)] == killed
     assert steps_at(f"file://{there}") == ["step_000006"]
+
+
+def test_a_run_goes_on_from_an_s3_server(
+    load: Callable[..., Config],
+    settings: dict[str, Any],
+    console: Console,
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server of others' making, moto's, by the client s3fs; both are installed by hand."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("ENDPOINT_URL", f"http://{host}:{port}")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    try:
+        fs = fsspec.filesystem("s3")
+        fs.mkdir("s3://bucket")
+        fs.put(str(model), "bucket/model", recursive=True)
+        settings["model"]["path"] = "s3://bucket/model"
+        whole, broken, url = tmp_path / "whole", tmp_path / "broken", "s3://bucket/runs/mine"
+        assert start(load(settings, f"run_dir={whole}", f"checkpoint.copy_to={url}-whole"), console) == 0
+        assert start(load(settings, f"run_dir={broken}", "steps=4", f"checkpoint.copy_to={url}"), console) == 0
+        rlprims("resume", url, "steps=6")
+        lines = metrics_of(Path("runs/mine"))
+        assert [line for line in lines if line["kind"] == "train"] == [
+            line for line in metrics_of(whole) if line["kind"] == "train"
+        ]
+        assert steps_at(url) == ["step_000002", "step_000004", "step_000006"]
+        with pytest.raises(ValueError, match="s3://nobucket/x: The specified bucket does not exist"):
+            local_copy("s3://nobucket/x")
+    finally:
+        server.stop()
