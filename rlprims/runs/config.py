@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims._imports import absolute
 from rlprims._near import near, suggest
@@ -27,6 +27,7 @@ class Section(BaseModel):
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{(?:oc\.env:(\w+)(?:,([^{}]*))?|([^{}]*))\}")
 Settings = TypeVar("Settings", bound=Section)
+Place = Annotated[str, BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path)]  # or a url
 
 
 def check_template(template: str, field: str) -> str:

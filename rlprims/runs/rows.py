@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 from pydantic import Field
 
-from rlprims.runs.config import Section
+from rlprims.runs.config import Place, Section
 from rlprims.runs.files import files_of, values_of
 from rlprims.turns.tokens import Chat
 
@@ -25,8 +25,8 @@ _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 class RowsConfig(Section):
     """Where rows are, and how they become texts: for all kinds of runs."""
 
-    train: Path | str = Field(description="file of rows, or several by wildcards; or a url")
-    eval: Path | str | None = Field(default=None, description="file of held-out rows; null: no evaluation")
+    train: Place = Field(description="file of rows, or several by wildcards; or a url")
+    eval: Place | None = Field(default=None, description="file of held-out rows; null: no evaluation")
     layout: str | None = Field(
         default=None, description="name of the fields' layout, such as verl or trl; null: recognized by the first row"
     )
