@@ -69,10 +69,10 @@ def _add_data(commands: _Commands) -> None:
         "with --to write the rows in the fields that a run reads by default. CONFIG.yaml: the rows of these settings, "
         "as the run would read them, and answers that its verifier cannot score; it needs none of the options.",
     )
-    files = "JSON lines, parquet, arrow, a folder of datasets; or CONFIG.yaml"
-    data.add_argument("file", type=Path, metavar="FILE", help=files)
+    files = "JSON lines, parquet, arrow, a folder of datasets, or their url; or CONFIG.yaml"
+    data.add_argument("file", metavar="FILE", help=files)
     data.add_argument("overrides", nargs="*", metavar="key=value", help="of CONFIG.yaml, such as data.layout=verl")
-    data.add_argument("--eval", type=Path, metavar="FILE", help="rows that FILE should not have: count them")
+    data.add_argument("--eval", metavar="FILE", help="rows that FILE should not have: count them")
     data.add_argument("--model", help="whose tokenizer and chat template make the tokens (default: no tokens)")
     data.add_argument("--use", choices=("prompts", "demonstrations", "pairs"), help="default: by the first row")
     data.add_argument("--layout", help="name of the layout (default: by the first row)")
@@ -87,12 +87,12 @@ def _add_config(parser: argparse.ArgumentParser, example: str) -> None:
 
 def _add_runs(commands: _Commands) -> None:
     resume = commands.add_parser("resume", help="continue a run", description="Continue from the newest checkpoint.")
-    resume.add_argument("run_directory", type=Path, metavar="RUN")
+    resume.add_argument("run_directory", metavar="RUN", help="its directory, or the url in checkpoint.copy_to")
     resume.add_argument("overrides", nargs="*", metavar="key=value", help=f"of {', '.join(RESUMABLE)}")
     evaluate = commands.add_parser(
         "eval", help="evaluate a run or a model", description="Evaluate a run's newest checkpoint, or a config's model."
     )
-    evaluate.add_argument("what", type=Path, metavar="RUN|CONFIG.yaml")
+    evaluate.add_argument("what", metavar="RUN|CONFIG.yaml")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="such as evaluation.samples=16")
     export = commands.add_parser(
         "export",
@@ -100,7 +100,7 @@ def _add_runs(commands: _Commands) -> None:
         description="Write the model of a run's checkpoint as a Hugging Face directory, with its tokenizer. Most "
         "checkpoints of a run on Ray have only shards of it (checkpoint.hugging_face).",
     )
-    export.add_argument("run_directory", type=Path, metavar="RUN")
+    export.add_argument("run_directory", metavar="RUN")
     export.add_argument("folder", type=Path, metavar="FOLDER", help="where it is written; it must not exist yet")
     export.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
     export.add_argument("--model", help="critic, for example (default: policy; of a reward model's run: reward)")

@@ -66,8 +66,8 @@ def _data(options: argparse.Namespace, console: Any) -> int:
     from rlprims.doctor import rows
     from rlprims.runs.disk_errors import writing
 
-    if options.file.suffix in (".yaml", ".yml"):
-        asked = rows.of_run(options.file, options.overrides)
+    if options.file.endswith((".yaml", ".yml")):
+        asked = rows.of_run(Path(options.file), options.overrides)
     else:
         if options.overrides:
             raise ValueError(f"{options.overrides[0]}: only the settings of a run, CONFIG.yaml, have overrides")
@@ -178,7 +178,7 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
 
     logging.disable_progress_bar()
     with ExitStack() as held:
-        if options.what.is_dir():
+        if "://" in options.what or Path(options.what).is_dir():
             run = RunDirectory.open(options.what)
             if _is_fit(run):
                 raise ValueError(
@@ -189,7 +189,7 @@ def _evaluate(options: argparse.Namespace, console: Any) -> int:
             checkpoint = newest_checkpoint(run.checkpoints, warn=lambda text: console.print(text, style="yellow"))
             what, weights = str(checkpoint / "policy"), str(held.enter_context(policy_of(checkpoint)))
         else:
-            config = load_config(options.what, options.overrides)
+            config = load_config(Path(options.what), options.overrides)
             what = weights = config.model.path
         # Only the policy is needed: no reward model, and an algorithm without reference and critic.
         needed = {"model": config.model.model_copy(update={"reward": None}), "algorithm": algorithms.reinforce()}
@@ -317,15 +317,6 @@ def _description(name: str, algorithm: Algorithm) -> str:
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
-    "train": _begin,
-    "fit": _begin,
-    "data": _data,
-    "resume": _resume,
-    "eval": _evaluate,
-    "export": _export,
-    "plan": _plan,
-    "plot": _plot,
-    "rollouts": _rollouts,
-    "algorithms": _algorithms,
-    "doctor": _doctor,
-}
+    "train": _begin, "fit": _begin, "data": _data, "resume": _resume, "eval": _evaluate, "export": _export,
+    "plan": _plan, "plot": _plot, "rollouts": _rollouts, "algorithms": _algorithms, "doctor": _doctor,
+}  # fmt: skip

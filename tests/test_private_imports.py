@@ -37,6 +37,7 @@ REASONS = {
         trainer/test_scale
     """,
     "one step of a method, against all possible steps": "batching/test_balance",
+    "copies of files at a url, which a process keeps: a test makes it forget them": "test_storage trainer/test_copies",
     "a reading of a text or a pause that a verdict or a server's answer does not show": """
         rewards/test_code_readings rewards/test_code_verdicts rewards/test_remote rewards/test_remote_faults
     """,

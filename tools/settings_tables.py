@@ -41,6 +41,7 @@ MORE = {
     "model.fused_head": "execution_inside.md#large-vocabularies",
     "model.replay_routes": "execution_inside.md#mixtures-of-experts",
     "data.train": "your_data.md",
+    "checkpoint.copy_to": "trainer.md#where-things-live",
     "data.teacher_template": "distillation.md",
     "data.environment": "agents.md",
     "verifier": "rewards.md",

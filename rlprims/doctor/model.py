@@ -26,7 +26,7 @@ _ROWS, _TOKENS = 4, 16
 
 def try_model(config: Config, console: Any) -> Iterator[Diagnosis]:
     """Check the files of the model; if they are right, sample and score a few rows in this process, without a run."""
-    found = list(check_files(config.model.path))
+    found = list(check_files(config.model.here(weights=False).path))
     yield from found
     if config.data.environment is not None or not all(finding.ok for finding in found[:2]):
         return

@@ -29,7 +29,7 @@ Check: TypeAlias = Callable[[Any, str, Mapping[str, Any]], None]
 class Rows(NamedTuple):
     """A file of rows, and how they are read."""
 
-    path: Path
+    path: Path | str
     config: DataConfig | FitDataConfig
     use: Use
     model: str | None = None
@@ -82,7 +82,7 @@ def of_run(path: Path, overrides: Sequence[str] = ()) -> Rows:
     return Rows(data.train, data, "prompts", run.model.path, answer_check(run.verifiers()))
 
 
-def of_file(path: Path, use: Use | None, layout: str | None, template: str, model: str | None) -> Rows:
+def of_file(path: Path | str, use: Use | None, layout: str | None, template: str, model: str | None) -> Rows:
     """The rows of a file, with our names of fields; ``use`` None: by the first row."""
     use = use or use_of(first_row(path))
     how: dict[str, Any] = {"train": path, "on_bad_row": "skip", "layout": layout}
@@ -90,7 +90,7 @@ def of_file(path: Path, use: Use | None, layout: str | None, template: str, mode
     return Rows(path, DataConfig(**how) if use == "prompts" else FitDataConfig(**how), use, model)
 
 
-def first_row(path: Path) -> dict[str, Any]:
+def first_row(path: Path | str) -> dict[str, Any]:
     """The first row that can be read."""
     bad = BadRows(path)
     for _, row in read_rows(path, bad):
@@ -194,7 +194,7 @@ def survey(asked: Rows, tokens: Callable[[Any], Tokens] | None = None) -> Survey
     return Survey(rows, columns, lengths, contents, samples, bad, fields)
 
 
-def show(found: Survey, path: Path, console: Any, tokenizer: Any = None) -> None:
+def show(found: Survey, path: Path | str, console: Any, tokenizer: Any = None) -> None:
     """Print what a file has."""
     has = [(name, place) for name, place in found.fields.paths.items() if place.partition(".")[0] in found.columns]
     layout = ", ".join(f"{name} in {place}" for name, place in has)

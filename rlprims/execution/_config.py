@@ -1,11 +1,13 @@
 """The settings of models, optimizers, sampling and profiles. Those of a cluster are in ``_ray_config``."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rlprims._storage import local_copy
 from rlprims.algorithms import BoundFunction
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -114,7 +116,7 @@ class FollowConfig(_Config):
 class ModelConfig(_Config):
     """The models, and how they are computed."""
 
-    path: str = Field(description="a Hugging Face causal language model: a directory, or a name of the hub")
+    path: str = Field(description="a Hugging Face causal language model: a directory, a url, or a name of the hub")
     reference: str | None = Field(default=None, description="frozen reference; null: the initial model")
     reference_follows: FollowConfig | None = Field(
         default=None,
@@ -193,6 +195,21 @@ class ModelConfig(_Config):
     def teacher_url(self) -> str | None:
         """The server of the teacher."""
         return self.teacher if isinstance(self.teacher, str) and re.match("https?://", self.teacher) else None
+
+    def with_paths(self, change: Callable[[str], str]) -> "ModelConfig":
+        """The same with the path of every model changed, but not the url of a teacher's server."""
+
+        def changed(path: Any) -> Any:
+            if isinstance(path, dict):
+                return {name: changed(each) for name, each in path.items()}
+            return path if path is None or re.match("https?://", path) else change(path)
+
+        names = ("path", "reference", "teacher", "critic", "reward")
+        return self.model_copy(update={name: changed(getattr(self, name)) for name in names})
+
+    def here(self, *, weights: bool = True) -> "ModelConfig":
+        """The same with paths of copies on this machine; ``weights`` False: of the other files."""
+        return self.with_paths(lambda path: local_copy(path, weights=weights))
 
     @model_validator(mode="after")
     def _some_follow(self) -> "ModelConfig":

@@ -32,8 +32,8 @@ class LocalExecution(SingleProcess):
         self, model: ModelConfig, optimizer: OptimizerConfig, *, tokenizer: Any, **run: Unpack[RunNeeds]
     ) -> None:
         self.tokenizer = tokenizer
-        self.training = Training(model, optimizer, **run)
-        self.reward_model = RewardModel(model) if model.reward else None
+        self.training = Training(model.here(), optimizer, **run)
+        self.reward_model = RewardModel(model.here()) if model.reward else None
         check_sampled(self.training.policy.module)
         policy, rows = self.training.policy.module, model.max_rows_per_generation
         self.generation = Generation(policy, tokenizer, max_rows=rows, routes=model.replay_routes)

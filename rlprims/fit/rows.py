@@ -78,7 +78,7 @@ class Reader:
         closing = [token for token in closing_tokens(tokenizer) if token in self.end_ids]
         self.end_of_message = closing[0] if closing else self.end
 
-    def read(self, path: Path) -> StoredRows:
+    def read(self, path: Path | str) -> StoredRows:
         """Read, check and tokenize every row."""
         rows, bad = OnDisk(_stored_row), BadRows(path, self.config.on_bad_row)
         filtered = equal = truncated = 0

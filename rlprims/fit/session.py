@@ -46,7 +46,7 @@ def _build(config: FitConfig, console: Console) -> _Parts:
     return _Parts(pad, training, rows, held_out)
 
 
-def _read(path: Path, reader: Reader, console: Console) -> StoredRows:
+def _read(path: Path | str, reader: Reader, console: Console) -> StoredRows:
     rows = reader.read(path)
     report(rows, path, console)
     limits = f"a prompt has more than {reader.max_prompt} tokens, or a row than {reader.window}"
@@ -64,7 +64,7 @@ def fit(config: FitConfig, console: Console) -> int:
     """Start a new run; returns the exit code."""
     check_loggers(config)
     config = with_time(config)
-    with RunDirectory.claim(config.run_dir) as run:
+    with RunDirectory.claim(config.run_dir, config.checkpoint.copy_to) as run:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = _build(config, console)
         if config.kind != "scores" and (note := router_note(config.model)):

@@ -57,7 +57,7 @@ def shape_of(model: ModelConfig) -> Shape:
     from rlprims.execution.hf._adapters import adapt
     from rlprims.execution.hf._families import without_data
 
-    module = without_data(AutoModelForCausalLM, model.path)
+    module = without_data(AutoModelForCausalLM, model.here(weights=False).path)
     parameters = sum(p.numel() for p in module.parameters())
     with torch.device("meta"):
         adapted = adapt(module, model.lora)
@@ -88,7 +88,7 @@ def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        tokenizer = AutoTokenizer.from_pretrained(config.model.here(weights=False).path)
         rows = load_examples(data.train, data, tokenizer, max_prompt_length=2**31).rows
         asked = config.evaluations().values()
         evaluated = [load_examples(one.file, data, tokenizer, max_prompt_length=2**31).rows for one in asked]
@@ -126,7 +126,7 @@ def micro_batches(config: Config, prompts: Prompts) -> MicroBatches:
     """Return the micro-batches of an update, if all responses have the maximum length."""
     from rlprims.execution.hf._families import packs
 
-    model, algorithm = config.model, config.algorithm
+    model, algorithm = config.model.here(weights=False), config.algorithm
     ranks = config.ray.training_workers // config.ray.training_tensor_parallel if config.execution == "ray" else 1
     response = config.sampling.max_new_tokens
     longest = prompts.longest + response

@@ -26,7 +26,7 @@ from rlprims.data_proto import DataProto
 from rlprims.execution import Finish
 from rlprims.runs.disk_errors import writing
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _FORMAT = 3  # format 2 had only the KL controller's state; 1 lacked the collection's and the weights' version
 
 
@@ -112,7 +112,7 @@ def _seal(aside: Path, step: int, known: Mapping[str, str]) -> None:
         raise OSError(f"{lost[0]} is not here, where the trainer runs: all nodes must share the disk of run_dir")
     files = {**_files_of(aside), **{name: aside / name for name in known}}
     hashes = {name: known.get(name) or sha256(path) for name, path in sorted(files.items())}
-    manifest = aside / _MANIFEST
+    manifest = aside / MANIFEST
     manifest.write_text(json.dumps({"format": _FORMAT, "step": step, "files": hashes}, indent=1))
     for path in [*files.values(), manifest, *(path for path in aside.rglob("*") if path.is_dir()), aside]:
         flush(path)
@@ -127,7 +127,7 @@ def add_models(checkpoint: Path) -> None:
     """Write the Hugging Face models that a checkpoint with shards lacks. The checkpoint is valid at any moment."""
     from rlprims.execution.hf import export_model, models_in_shards  # here, because it imports transformers
 
-    manifest = checkpoint / _MANIFEST
+    manifest = checkpoint / MANIFEST
     with writing(checkpoint):
         content = json.loads(manifest.read_text())
         missing = [name for name in models_in_shards(checkpoint) if f"{name}/config.json" not in content["files"]]
@@ -144,7 +144,7 @@ def add_models(checkpoint: Path) -> None:
                 for path in (*files.values(), aside):
                     flush(path)
             aside.rename(final)
-        new = checkpoint / f".{_MANIFEST}.writing"
+        new = checkpoint / f".{MANIFEST}.writing"
         new.write_text(json.dumps(content, indent=1))
         flush(new)
         new.replace(manifest)
@@ -184,10 +184,10 @@ def newest_checkpoint(directory: Path, *, warn: Callable[[str], None]) -> Path:
 def damage_of(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None if it is complete."""
     try:
-        manifest = json.loads((checkpoint / _MANIFEST).read_text())
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
         files: dict[str, str] = manifest["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{_MANIFEST}: {error}"
+        return f"{MANIFEST}: {error}"
     if manifest.get("format") != _FORMAT:
         return f"format {manifest.get('format')}, this version reads {_FORMAT}"
     for name in files:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims._imports import absolute
 from rlprims._near import near, suggest
@@ -27,6 +27,7 @@ class Section(BaseModel):
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{(?:oc\.env:(\w+)(?:,([^{}]*))?|([^{}]*))\}")
 Settings = TypeVar("Settings", bound=Section)
+Place = Annotated[str, BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path)]  # or a url
 
 
 class EvaluationSteps(Section):
@@ -44,6 +45,7 @@ class CheckpointConfig(Section):
         description="on ranks, checkpoints in which policy/ is written beside the shards. last: that at the end of "
         "the run, and the best. One process always writes it",
     )
+    copy_to: str | None = Field(default=None, pattern="://", description="url to which checkpoints are copied")
 
 
 class RunConfig(Section):

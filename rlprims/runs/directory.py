@@ -2,24 +2,29 @@
 
 import fcntl
 import json
+import logging
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
+from rlprims._storage import local_copy, reached
+from rlprims.runs.checkpoint import MANIFEST, damage_of
 from rlprims.runs.config import RunConfig, Settings, load_as
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.records import open_rollouts, record_lines
 from rlprims.runs.steps import StepResult
 
 _LOCK = ".lock"
+_COPIED = ("config.yaml", "environment.json", "changes.jsonl", "metrics.jsonl", "best.json")
 
 
 class RunDirectory:
@@ -33,9 +38,13 @@ class RunDirectory:
 
     @classmethod
     @contextmanager
-    def claim(cls, path: Path) -> Iterator["RunDirectory"]:
+    def claim(cls, path: Path, copy_to: str | None = None) -> Iterator["RunDirectory"]:
         """Lock the directory of a new run; if the block ends before :meth:`begin`, what was made is removed."""
         _check_free(path)
+        if copy_to is not None:
+            with reached(copy_to) as (fs, root):
+                if fs.glob(f"{root}/step_*"):
+                    raise ValueError(f"it has a run: 'rlprims resume {copy_to}', or another checkpoint.copy_to")
         made = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
         run = cls(path)
         try:
@@ -59,8 +68,9 @@ class RunDirectory:
             self.write_json("environment.json", environment())
 
     @classmethod
-    def open(cls, path: Path) -> "RunDirectory":
-        """Open the directory of an existing run."""
+    def open(cls, path: Path | str) -> "RunDirectory":
+        """Open the directory of an existing run; that of a url is fetched before."""
+        path = _fetched(str(path).rstrip("/")) if "://" in str(path) else Path(path)
         if not (path / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run: it has no config.yaml")
         return cls(path)
@@ -90,6 +100,24 @@ class RunDirectory:
         file.write(str(os.getpid()))
         file.flush()
         self._lock = file
+
+    def copy_checkpoints(self, url: str, *, keep: int, best: int | None) -> None:
+        """Copy the checkpoints that a url lacks, the newest first, and then remove the old ones there.
+
+        ``URL/step_000050/`` is a run directory with one checkpoint. It is complete with the manifest, which comes last.
+        """
+        with reached(url) as (fs, root):
+            for path in sorted(self.checkpoints.glob("step_*"), reverse=True):
+                if fs.exists(f"{root}/{path.name}/checkpoints/{path.name}/{MANIFEST}"):
+                    continue
+                names = json.loads((path / MANIFEST).read_text())["files"]
+                files = [*filter(Path.exists, (self.path / name for name in _COPIED)), *(path / name for name in names)]
+                for part in (files, [path / MANIFEST]):
+                    fs.put([str(f) for f in part], [f"{root}/{path.name}/{f.relative_to(self.path)}" for f in part])
+            oldest = sorted(fs.glob(f"{root}/step_*/checkpoints/step_*/{MANIFEST}"))[-keep:][0]
+            for old in fs.glob(f"{root}/step_*"):
+                if old < oldest[: len(old)] and not old.endswith(f"step_{best or 0:06d}"):
+                    fs.rm(old, recursive=True)
 
     def log(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to ``metrics.jsonl``; numbers that are not finite are written as null."""
@@ -147,6 +175,32 @@ def _check_free(path: Path) -> None:
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
+
+
+def _fetched(url: str) -> Path:
+    """``runs/NAME``, into which a run is fetched from a url with its newest complete checkpoint, unless it is there."""
+    with reached(url) as (fs, root):
+        manifests = sorted(fs.glob(f"{root}/step_*/checkpoints/step_*/{MANIFEST}"), reverse=True)
+        if not manifests:
+            raise FileNotFoundError("no run with a complete checkpoint is there")
+        newest, run = fs.cat_file(manifests[0]), Path("runs", PurePosixPath(root).name)
+    steps = [PurePosixPath(manifest).parent.name for manifest in manifests]
+    if run.exists():
+        mine = run / "checkpoints" / steps[0] / MANIFEST
+        if mine.is_file() and mine.read_bytes() == newest:
+            return run
+        raise ValueError(f"{run} exists, and differs from {url}: continue it with 'rlprims resume {run}', or move it")
+    for step in steps:
+        copy, aside = Path(local_copy(f"{url}/{step}")), run.with_name(f".{run.name}.writing")
+        if (damage := damage_of(copy / "checkpoints" / step)) is None:
+            (copy / "rollouts").mkdir(exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.parent.mkdir(exist_ok=True)
+            shutil.move(copy, aside)
+            copy.parent.rmdir()  # of the cache
+            return aside.rename(run)
+        logging.warning("%s/%s is damaged (%s): the one before it is used", url, step, damage)
+    raise ValueError(f"{url}: all of {steps} are damaged")
 
 
 def environment() -> dict[str, Any]:

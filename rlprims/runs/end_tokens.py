@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rlprims._storage import local_copy
 from rlprims.turns.tokens import Chat, encode
 
 
@@ -10,6 +11,7 @@ def load_end_tokens(model: str) -> tuple[Any, list[int]]:
     """The tokenizer of a model, and the tokens that end a response according to its generation config."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    model = local_copy(model, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
         config = AutoConfig.from_pretrained(model)
@@ -33,6 +35,7 @@ def load_tokenizer(path: str, console: Any, *, packing: bool | None = False) -> 
     from rlprims.execution.hf._alone import window_of
     from rlprims.execution.hf._families import check_type, why_padded
 
+    path = local_copy(path, weights=False)
     _find_model(path, console)
     try:
         tokenizer, ends = load_end_tokens(path)

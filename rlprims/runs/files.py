@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlprims import _json
+from rlprims._storage import local_copy
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files that a path names: itself, or in order those that match its wildcards."""
-    anchor = Path(path.anchor)
-    found = [path] if path.exists() else sorted(anchor.glob(str(path.relative_to(anchor))))
+def files_of(path: Path | str) -> list[Path]:
+    """The files that a path names: itself, or in order those that match its wildcards; of a url their copies here."""
+    path = Path(local_copy(str(path)))
+    found = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     if not found:
         raise ValueError(f"{path}: No such file or directory")
     return found

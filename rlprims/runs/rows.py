@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 from pydantic import Field, field_validator
 
-from rlprims.runs.config import Section
+from rlprims.runs.config import Place, Section
 from rlprims.runs.files import files_of, values_of
 from rlprims.turns.tokens import Chat
 
@@ -25,8 +25,8 @@ _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 class RowsConfig(Section):
     """Where rows are, and how they become texts: for all kinds of runs."""
 
-    train: Path = Field(description="file of rows, or several by wildcards")
-    eval: Path | None = Field(default=None, description="file of held-out rows; null: no evaluation")
+    train: Place = Field(description="file of rows, or several by wildcards; or a url")
+    eval: Place | None = Field(default=None, description="file of held-out rows; null: no evaluation")
     layout: str | None = Field(
         default=None, description="name of the fields' layout, such as verl or trl; null: recognized by the first row"
     )
@@ -76,7 +76,7 @@ def with_time(config: Any) -> Any:
 class BadRows:
     """Rows that cannot be used, counted by their cause."""
 
-    def __init__(self, path: Path, on_bad_row: Literal["stop", "skip"] = "stop") -> None:
+    def __init__(self, path: Path | str, on_bad_row: Literal["stop", "skip"] = "stop") -> None:
         self.path, self.skips = path, on_bad_row == "skip"
         self.found: dict[str, list[str]] = {}
         """By cause the message of the first row, and the places of all."""
@@ -105,7 +105,7 @@ class BadRows:
         return "\n".join(lines)
 
 
-def read_rows(path: Path, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path | str, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a file, or of the files that match, each with its place: file and number."""
     for file in files_of(path):
         for number, value in enumerate(values_of(file), 1):
@@ -155,7 +155,7 @@ class OnDisk(Sequence[Row]):
         return self.decode(json.loads(os.pread(self._file.fileno(), end - begin, begin)))
 
 
-def report(rows: Any, path: Path, console: Any) -> None:
+def report(rows: Any, path: Path | str, console: Any) -> None:
     """Print the layout that was recognized, and the rows that were left out."""
     if rows.layout is not None:
         console.print(f"{path}: layout {rows.layout}", highlight=False, soft_wrap=True)

@@ -60,6 +60,7 @@ class Run(ABC):
         """Writes the records of a step during the next step."""
         self.saved: tuple[int, bool] | None = None
         """The step of the last checkpoint that was begun, and whether it has Hugging Face models."""
+        self.copying = {} if config.checkpoint.copy_to is None else {"failed_copies": 0}
 
     @abstractmethod
     def evaluate(self) -> None:
@@ -121,7 +122,7 @@ class Run(ABC):
             with self._failures():
                 train(trainer, hooks, stop=lambda: stop.signal is not None or self.best.should_stop)
         with self._failures():
-            self.save(models=self.best.should_stop or trainer.step_number == trainer.steps)
+            self.save()
             self.recording.wait()
             self.background.wait()
         if stop.signal is not None:
@@ -161,7 +162,7 @@ class Run(ABC):
                 yield f"the batch of the call is not kept: {failure}"
 
     def _log(self, trainer: Stepper, step: StepResult) -> None:
-        step.metrics.update(worker_metrics(self.workers.reports()))
+        step.metrics.update(worker_metrics(self.workers.reports()) | self.copying)
         self.write("train", step.number, step.metrics)
         self.record(step)
         self.last_state = self.stepper.state_dict()
@@ -180,14 +181,14 @@ class Run(ABC):
         if step.number % settings.checkpoint.every == 0 or is_last:
             self.save()
 
-    def save(self, *, models: bool = False) -> None:
+    def save(self) -> None:
         """Copy the state after the last finished step, and complete its checkpoint in the background.
 
-        It has Hugging Face models with ``models``, if the settings say so, or if it is the best or the last one.
+        It has Hugging Face models if the settings say so, or if it is the best or the last one.
         """
         state, held = self.last_state
-        step, settings = state["step_number"], self.settings.checkpoint
-        models = models or settings.hugging_face == "every" or step in (self.best.step, self.stepper.steps)
+        step, settings, best = state["step_number"], self.settings.checkpoint, self.best
+        models = settings.hugging_face == "every" or step in (best.step, self.stepper.steps) or best.should_stop
         if self.saved in ((step, True), (step, models)):
             return
 
@@ -202,13 +203,19 @@ class Run(ABC):
         self.recording.wait()  # a resume writes only the records of later steps
         self.background.wait()
         folder = self.run_directory.checkpoints
-        complete = checkpoints.begin_checkpoint(folder, step, write, keep=settings.keep, best=self.best.step)
+        complete = checkpoints.begin_checkpoint(folder, step, write, keep=settings.keep, best=best.step)
         self.saved = step, models
 
         def task() -> None:
             checkpoint = complete()
             if models:
                 checkpoints.add_models(checkpoint)
+            if settings.copy_to is not None:
+                try:
+                    self.run_directory.copy_checkpoints(settings.copy_to, keep=settings.keep, best=best.step)
+                except ValueError as error:  # the next checkpoint tries again
+                    self.copying["failed_copies"] += 1
+                    self.console.print(f"warning: no copy of {checkpoint.name} yet: {error}", style="yellow")
 
         self.background.begin(task)
 
@@ -224,11 +231,11 @@ class Run(ABC):
         checkpoints.load_random_state(checkpoint)
 
 
-def prepare_process(config: RunConfig, *data: Path | None) -> None:
+def prepare_process(config: RunConfig, *data: Path | str | None) -> None:
     """Check that the data is there, set torch's threads and what is deterministic, silence transformers."""
     from transformers.utils import logging
 
-    for path in filter(None, data):
+    for path in (each for each in data if each is not None):
         files_of(path)  # before a model is fetched
     ray = getattr(config, "ray", None) if getattr(config, "execution", "local") == "ray" else None
     has_gpu = torch.cuda.is_available() if ray is None else ray.gpus_per_worker > 0

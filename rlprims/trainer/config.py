@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from rlprims import algorithms, rewards
 from rlprims.execution import EvaluatedSampling, OptimizerConfig, Sampling
-from rlprims.runs.config import EvaluationSteps, Section, load_as
+from rlprims.runs.config import EvaluationSteps, Place, Section, load_as
 from rlprims.trainer.evaluation import METRIC, Vote
 from rlprims.trainer.old_groups import OldGroupsConfig, check_old_groups
 from rlprims.trainer.scoring.settings import COMPUTED
@@ -52,7 +52,7 @@ class EvaluationSampling(Section):
 class EvaluationSet(Section):
     """A further set of questions. What it leaves out is as in ``evaluation``."""
 
-    file: Path
+    file: Place
     verifier: algorithms.BoundFunction | None = None
     sampling: EvaluationSampling = EvaluationSampling()
     samples: int = Field(default=0, ge=0)

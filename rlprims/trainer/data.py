@@ -96,7 +96,7 @@ class Examples(NamedTuple):
 
 
 def load_examples(
-    path: Path,
+    path: Path | str,
     config: DataConfig,
     tokenizer: Any,
     *,
@@ -130,9 +130,9 @@ def load_examples(
     return Examples(rows, filtered, truncated, bad, reader.fields.described if reader else None)
 
 
-def source_of(path: Path) -> str:
+def source_of(path: Path | str) -> str:
     """The source of rows that have none: the file's name."""
-    return Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
+    return Path(Path(path).name.removesuffix(".gz").removesuffix(".zst")).stem
 
 
 class Reader:

@@ -24,7 +24,7 @@ def disagreements(config: Config, execution: Execution, batch: DataProto) -> Ite
 
     from rlprims.execution.hf._families import packs
 
-    model, limit, sampled = config.model, 2 * execution.tolerance, batch["rollout_log_probs"]
+    model, limit, sampled = config.model.here(weights=False), 2 * execution.tolerance, batch["rollout_log_probs"]
     together: Tensor = batch.batch.get("old_log_probs", sampled)
     if torch.equal(together, sampled):
         batch, sampled = batch[:8], sampled[:8]

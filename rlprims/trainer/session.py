@@ -103,7 +103,7 @@ def _backend(config: Config, path: str, tokenizer: Any, ends: list[int], console
 
 
 def _load(
-    path: Path, verifiers: list[RewardConfig], config: Config, tokenizer: Any, limit: int, console: Console
+    path: Path | str, verifiers: list[RewardConfig], config: Config, tokenizer: Any, limit: int, console: Console
 ) -> Examples:
     examples = load_examples(path, config.data, tokenizer, max_prompt_length=limit, check=answer_check(verifiers))
     report(examples, path, console)
@@ -144,7 +144,7 @@ def start(config: Config, console: Console) -> int:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     check_loggers(config)
     config = with_time(config)
-    with RunDirectory.claim(config.run_dir) as run:
+    with RunDirectory.claim(config.run_dir, config.checkpoint.copy_to) as run:
         with on_interrupt(console, "stopped during the start: there is no run yet"):
             parts = build(config, console)
         with closing(parts.execution):

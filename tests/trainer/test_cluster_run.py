@@ -1,6 +1,7 @@
 """A run on Ray from the command line: as the local one. Runs with a cluster of their own are in test_cluster_faults."""
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -179,3 +180,38 @@ def test_processes_without_a_model_are_as_large_as_a_plan_says(
     for process, size in (("training_0", planned.peak), ("rollout_0", total(planned.engine))):
         measured = max(line.get(f"memory/{process}", 0.0) for line in lines)
         assert size / 2**30 == pytest.approx(measured, rel=0.25), process
+
+
+def test_shards_are_copied_to_a_url_and_a_run_goes_on_from_there(
+    settings: dict[str, Any],
+    write_config: Callable[[dict[str, Any]], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks, engine and driver have the model from a url, too; the run's own disk is lost."""
+    monkeypatch.setenv("RLPRIMS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    settings["model"]["path"] = f"file://{settings['model']['path']}"
+    settings |= {"steps": 2, "evaluation": {"every": 9, "before_training": False, "limit": 2, "samples": 1}}
+    settings["checkpoint"] = {"every": 1, "keep": 1}
+    settings["ray"] = {**CLUSTER, "engine": "vllm", "kv_cache_bytes": 64 << 20}
+    config = write_config(settings)
+    rlprims("train", config, f"run_dir={tmp_path / 'whole'}")
+    url = f"file://{tmp_path}/bucket/run"
+    rlprims("train", config, f"run_dir={tmp_path / 'broken'}", "steps=1", f"checkpoint.copy_to={url}")
+    there = tmp_path / "bucket/run/step_000001/checkpoints/step_000001"
+    shards = sorted(path.name for path in (there / "policy_shards").glob("*.safetensors"))
+    assert len(shards) == 2, shards
+    here = tmp_path / "broken/checkpoints/step_000001"
+    names = [{path.relative_to(of) for path in of.rglob("*") if path.is_file()} for of in (here, there)]
+    assert names[0] == names[1]
+    shutil.rmtree(tmp_path / "broken")
+    rlprims("resume", url, "steps=2")
+    lines = [[line for line in metrics_of(run) if line["kind"] == "train"] for run in (Path("runs/run"), Path("whole"))]
+    for line in lines[0]:
+        assert line.pop("failed_copies") == 0
+    assert [line["step"] for line in lines[0]] == [1, 2]
+    for ours, theirs in zip(*lines, strict=True):
+        assert ours.pop("kind") == theirs.pop("kind")
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+    assert [path.name for path in (tmp_path / "bucket/run").iterdir()] == ["step_000002"]

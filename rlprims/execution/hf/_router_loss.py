@@ -28,7 +28,7 @@ _LOGITS_AND_EXPERTS = itemgetter(0, 2)
 
 def router_note(config: ModelConfig) -> str | None:
     """A note if the model's config.json asks for the loss, and the run does not."""
-    settings = AutoConfig.from_pretrained(config.path).get_text_config()
+    settings = AutoConfig.from_pretrained(config.here(weights=False).path).get_text_config()
     asked = getattr(settings, "output_router_logits", False) and getattr(settings, "router_aux_loss_coef", 0)
     if not asked or config.router_aux_loss_coef:
         return None

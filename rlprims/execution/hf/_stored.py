@@ -58,7 +58,7 @@ class StoredTraining(SingleProcess, Training):
         tail_weight: float = 1.0,
     ) -> None:
         self.kind, self.loss, self.means, self.tokenizer = kind_of(loss), loss, means, tokenizer
-        self.tail_weight = tail_weight
+        model, self.tail_weight = model.here(), tail_weight
         self.algorithm: Algorithm = algorithms.sft().replace(aggregation=aggregation)
         if self.kind == "demonstrations":
             self.algorithm = self.algorithm.replace(policy_loss=loss)

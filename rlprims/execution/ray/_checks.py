@@ -7,7 +7,6 @@ import ast
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoConfig
 
@@ -17,17 +16,12 @@ from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.ray._tensor_parallel import check_plans
 
 _DECIDED = {
-    "model": "model.path",
-    "dtype": "model.dtype or ray.mixed_precision",
-    "enforce_eager": "ray.enforce_eager",
-    "enable_sleep_mode": "ray.colocate",
-    "tensor_parallel_size": "ray.tensor_parallel_size",
-    "kv_cache_memory_bytes": "ray.kv_cache_bytes",
-    "max_num_seqs": "model.max_rows_per_generation",
-    "seed": "the run's seed",
-    "structured_outputs_config": None,
+    "model": "model.path", "dtype": "model.dtype or ray.mixed_precision", "seed": "the run's seed",
+    "enforce_eager": "ray.enforce_eager", "enable_sleep_mode": "ray.colocate",
+    "tensor_parallel_size": "ray.tensor_parallel_size", "kv_cache_memory_bytes": "ray.kv_cache_bytes",
+    "max_num_seqs": "model.max_rows_per_generation", "structured_outputs_config": None,
     **dict.fromkeys(("max_model_len", "logprobs_mode", "max_logprobs", "worker_extension_cls", "disable_log_stats")),
-}
+}  # fmt: skip
 """Options that other settings decide, or None: this library needs one value."""
 _COPIES = "data_parallel"
 """The beginning of options by which vLLM runs several copies of a model."""
@@ -55,14 +49,7 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
 
 def with_whole_paths(model: ModelConfig) -> ModelConfig:
     """Return the config with absolute paths of local model folders: a worker may have another working directory."""
-
-    def whole(path: Any) -> Any:
-        if isinstance(path, dict):
-            return {role: whole(each) for role, each in path.items()}
-        return str(Path(path).absolute()) if path is not None and Path(path).exists() else path
-
-    names = ("path", "reference", "teacher", "critic", "reward")
-    return model.model_copy(update={name: whole(getattr(model, name)) for name in names})
+    return model.with_paths(lambda path: str(Path(path).absolute()) if Path(path).exists() else path)
 
 
 def check_engine_options(cluster: RayConfig, model: ModelConfig) -> None:

@@ -62,11 +62,11 @@ class RolloutWorker(Observed):
         torch.set_num_threads(1)
         self._completes_calls = cluster.running_requests == "wait"
         if cluster.engine == "hf":
-            self.engine = ModelEngine(model, tokenizer)
+            self.engine = ModelEngine(model.here(), tokenizer)
         else:
             with importing_vllm():
                 from rlprims.execution.ray._vllm import VllmEngine
-            self.engine = VllmEngine(model, tokenizer, cluster, context_window=context_window, backend=backend)
+            self.engine = VllmEngine(model.here(), tokenizer, cluster, context_window=context_window, backend=backend)
         return Built(self.engine.frees_memory, self.engine.joins)
 
     @dispatch("first")

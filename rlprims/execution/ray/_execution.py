@@ -69,9 +69,9 @@ class RayExecution:
     ) -> None:
         begun = time.monotonic()
         model = with_whole_paths(model)
-        check(cluster, model, run)
+        check(cluster, model.here(weights=False), run)  # each worker fetches the weights for itself
         self.tokenizer = tokenizer
-        self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.path), tokenizer)
+        self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.here(weights=False).path), tokenizer)
         self.tolerance = TOLERANCE[cluster.mixed_precision or model.dtype]
         self.longest_probe = min(32, model.max_tokens_per_micro_batch or 32)
         self.weights_version = 0
@@ -128,9 +128,7 @@ class RayExecution:
         return self._measured(self.trainers, TrainingWorker.top_tokens, batch, size=size)
 
     def teacher_top(self, batch: DataProto, size: int) -> DataProto:
-        return self._measured(
-            self.pools[self.roles.teacher], TrainingWorker.teacher_top, without_routes(batch), size=size
-        )
+        return self._measured(self.teachers, TrainingWorker.teacher_top, without_routes(batch), size=size)
 
     def entropies(self, batch: DataProto) -> Tensor:
         return self._measured(self.trainers, TrainingWorker.entropies, batch)

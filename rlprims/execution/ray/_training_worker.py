@@ -67,9 +67,9 @@ class TrainingWorker(Observed):
         self.saver = _checkpoint.Saver(timeout=cluster.training_timeout)
         # Adapters compute in float32 in a model of any dtype, so FSDP gets no dtype to cast to.
         ranks = _fsdp.ranks(cluster, self.size, device, None if model.lora else model.dtype)
-        self.training = Training(model, optimizer, ranks=ranks, roles=roles, **run)
+        self.training = Training(model.here(), optimizer, ranks=ranks, roles=roles, **run)
         # Every rank holds the whole reward model; it needs no memory for gradients.
-        self.reward_model = RewardModel(model) if model.reward and "reward" in roles else None
+        self.reward_model = RewardModel(model.here()) if model.reward and "reward" in roles else None
         self.meter = meter_of(self.training, cluster.mixed_precision, same_rows=cluster.training_tensor_parallel)
         return self.training.context_window if "actor" in roles else None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlprims._storage import local_copy
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
 from rlprims.execution import BatchStream, Models, Sampling, Stream
@@ -29,7 +30,7 @@ class Replay:
     def __init__(
         self,
         execution: Models,
-        run: Path,
+        run: Path | str,
         *,
         seed: int,
         scores: bool = False,
@@ -102,8 +103,8 @@ class Replay:
         return Ended.LENGTH if len(ids) == sampling.max_new_tokens else Ended.CONTEXT
 
 
-def _read(run: Path) -> dict[int, dict[str, Any]]:
-    files = sorted((run / "rollouts").glob("step_*.jsonl*"))
+def _read(run: Path | str) -> dict[int, dict[str, Any]]:
+    files = sorted(Path(local_copy(f"{run}/rollouts")).glob("step_*.jsonl*"))
     if not files:
         needs = "it needs rollouts/step_*.jsonl, of a run with record_rollouts"
         raise ValueError(f"{run} has no recorded rollouts: {needs}")

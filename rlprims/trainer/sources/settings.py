@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +11,7 @@ from rlprims._near import suggest
 from rlprims.algorithms import PRESETS, Algorithm, BoundFunction
 from rlprims.environments import EpisodeLimits
 from rlprims.execution import RayConfig, Sampling
+from rlprims.runs.config import Place
 from rlprims.trainer.data import DataConfig
 from rlprims.trainer.scoring.settings import ScoringSettings
 
@@ -48,7 +48,7 @@ class SamplingSettings(ScoringSettings):
         default="local", description="local: one process, on a CPU or one GPU; ray: a cluster"
     )
     ray: RayConfig = RayConfig()
-    replay: Path | None = Field(
+    replay: Place | None = Field(
         default=None, description="a run whose recorded rollouts, or turns of episodes, are used instead of sampling"
     )
     replay_scores: bool = Field(default=False, description="use the recorded scores too; score rows without one")
