@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from typing import NoReturn
 
-_OTHER_WORDS = {
+OTHER_WORDS = {
     **{"ppo": "clipped_surrogate", "ppo_clip": "clipped_surrogate", "ppo_loss": "clipped_surrogate"},
     **{"policy_gradient": "reinforce", "entropy": "negative_entropy", "value": "value_loss", "kl_loss": "kl"},
     **{"token_level_rewards": "rewards", "token_level_scores": "rm_scores", "index": "group_ids", "uid": "group_ids"},
     **{"old_log_prob": "old_log_probs", "ref_log_prob": "ref_log_probs", "log_prob": "log_probs"},
     **{"old_per_token_logps": "old_log_probs", "per_token_logps": "log_probs", "completion_mask": "response_mask"},
+    **{"ref_per_token_logps": "ref_log_probs", "sampling_per_token_logps": "rollout_log_probs"},
 }
 """Names of other libraries, and what they are called here."""
 
@@ -22,7 +23,7 @@ def near(name: str, known: Iterable[str]) -> str | None:
     ('clipped_surrogate', 'token_mean', None)
     """
     names, plain = sorted(known), name.lower().replace("-", "_")
-    if (meant := _OTHER_WORDS.get(plain)) in names:
+    if (meant := OTHER_WORDS.get(plain)) in names:
         return meant
     found = get_close_matches(plain, names, cutoff=0.7)
     first = {each: [a == b for a, b in zip(plain, each, strict=False)] for each in found}

@@ -9,7 +9,7 @@ PRIVATE = re.compile(r"(?:^|[.\s(,])_[a-zA-Z]")
 REASONS = {
     "the difficult batches of the laws, which a primitive's own tests use, too": """
         advantage/test_options advantage/test_regressions advantage/test_valid_rows
-        algorithms/test_loss_terms algorithms/test_mixture test_docs
+        algorithms/test_loss_terms algorithms/test_mixture audit/test_identify_presets test_docs
         test_finite_hyperparameters test_trajectories
     """,
     "single laws, and their effort, which check_* chooses by itself": "test_laws test_laws_slow",

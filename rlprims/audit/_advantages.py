@@ -1,0 +1,120 @@
+"""The estimator of a step's advantages."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from rlprims.algorithms import BoundFunction, use
+from rlprims.audit._candidates import FINE, Options, candidates, estimators, transforms
+from rlprims.audit._found import Found, changed, difference, simplest
+from rlprims.grouping import dense_ids
+from rlprims.ratios import Estimator
+from rlprims.rewards import at_last_token, kl_penalty
+
+_COARSE = 0.05
+_PARTS = {"ranks": " over all rows of a rank", "micro_batches": " over all rows of a micro-batch"}
+
+
+def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float) -> Found:
+    """The estimator, and the transform after it, that gives ``advantages``."""
+    mask = data["response_mask"]
+    wanted = torch.where(mask, data["advantages"].double(), 0.0)
+    if not wanted.any():
+        return Found({}, "cannot be told: all advantages are 0", 0.0, {})
+    nearest: tuple[float, str, Tensor] = (torch.inf, "", wanted)
+    for said, columns in _inputs(data, more):
+        fits: list[tuple[BoundFunction, float]] = []
+        for fn, values, result in _coarse(columns, more, mask):
+            apart = difference(result, wanted)
+            nearest = min(nearest, (apart, f"{use(fn, **values)}{said}", result), key=lambda each: each[0])
+            if apart < _COARSE:
+                fits += _finely(fn, values, columns, wanted, more, tolerance)
+        if fits:
+            part, apart, undecided = simplest(fits)
+            return Found({"advantage": part}, f"{part}{said}", apart, undecided)
+        if found := _transformed(columns, wanted, more, tolerance, said):
+            return found
+    return _none(*nearest, wanted, data)
+
+
+def _inputs(data: Mapping[str, Tensor], more: Options) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """What the estimator may have read: rewards with or without a KL, in groups, or in all rows of a part."""
+    mask = data["response_mask"]
+    base = {name: x for name, x in data.items() if name != "advantages"}
+    base = {name: x.double() if x.is_floating_point() else x for name, x in base.items()}
+    scores = base.get("shaped_scores", base.get("scores"))
+    if "rewards" not in base:
+        base["rewards"] = at_last_token(scores, mask) if scores is not None else torch.zeros(mask.shape).double()
+    yield "", base
+    for coefficient, kind in product(more.get("kl_in_reward", ()), get_args(Estimator)):
+        policies = base["old_log_probs"], base["ref_log_probs"]
+        rewards = kl_penalty(base["rewards"], *policies, mask, kl_coef=coefficient, estimator=kind)
+        yield f" of rewards with the KL {kind} x {coefficient}", {**base, "rewards": rewards}
+    parts = {said: dense_ids(base[name]) for name, said in _PARTS.items() if name in base}
+    for said, ids in {**parts, " over all rows": torch.zeros(len(mask), dtype=torch.int64)}.items():
+        if "group_ids" in base:
+            yield f"{said}, not the group", {**base, "group_ids": ids}
+
+
+def _coarse(columns: Mapping[str, Tensor], more: Options, mask: Tensor) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
+    """Every estimator with every combination of its coarse hyperparameters, and its result."""
+    for fn in estimators(columns):
+        for values in candidates(fn, more, fine=False):
+            if (result := _call(fn, columns, values, mask)) is not None:
+                yield fn, values, result
+
+
+def _finely(
+    fn: Any, coarse: Mapping[str, Any], columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float
+) -> Iterator[tuple[BoundFunction, float]]:
+    mask = columns["response_mask"]
+    for fine in candidates(fn, more, fine=True):
+        values = {**coarse, **{name: value for name, value in fine.items() if name in FINE}}
+        result = _call(fn, columns, values, mask)
+        if result is not None and (apart := difference(result, wanted)) <= tolerance:
+            yield use(fn, **values), apart
+
+
+def _transformed(
+    columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float, said: str
+) -> Found | None:
+    """An estimator with a transform after it, such as whitening. The sign and the order of most tokens stay."""
+    mask = columns["response_mask"]
+    y = wanted[mask] - wanted[mask].mean()
+    for fn, values, result in _coarse(columns, more, mask):
+        x = result[mask] - result[mask].mean()
+        if float((x @ y) / (x.norm() * y.norm()).clamp(min=1e-30)) < 0.5:
+            continue
+        for transform in transforms({**columns, "advantages": result}):
+            fits = []
+            for chosen in candidates(transform, more):
+                after = _call(transform, {**columns, "advantages": result}, chosen, mask)
+                if after is not None and (apart := difference(after, wanted)) <= tolerance:
+                    fits.append((use(transform, **chosen), apart))
+            if fits:
+                part, apart, undecided = simplest(fits)
+                estimator = use(fn, **changed(use(fn, **values)))
+                parts = {"advantage": estimator, "normalization": part}
+                return Found(parts, f"{part} of {estimator}{said}", apart, undecided)
+    return None
+
+
+def _call(fn: Any, columns: Mapping[str, Tensor], values: Mapping[str, Any], mask: Tensor) -> Tensor | None:
+    """The result per token; None if the hyperparameters or the columns do not fit together."""
+    try:
+        result = use(fn)(columns, **values)
+    except (ValueError, TypeError):
+        return None
+    return result.double() if isinstance(result, Tensor) and result.shape == mask.shape else None
+
+
+def _none(apart: float, said: str, result: Tensor, wanted: Tensor, data: Mapping[str, Tensor]) -> Found:
+    off = (result - wanted).abs()
+    row, position = divmod(int(off.argmax()), off.shape[1])
+    group = f", group {int(data['group_ids'][row])}" if "group_ids" in data else ""
+    numbers = f"{float(wanted[row, position]):.6g}, not {float(result[row, position]):.6g}"
+    said = f"none; the nearest is {said}, which differs by {apart:.2%} at row {row}{group}, token {position}: {numbers}"
+    return Found({}, said, apart, {})

@@ -1,0 +1,102 @@
+"""What was found for a stage, in words."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlprims._near import OTHER_WORDS
+from rlprims.algorithms import BoundFunction, use
+from rlprims.data_proto import DataProto
+from rlprims.grouping import dense_ids
+
+_DECIDES = {
+    "normalize_std": "a group whose scores have a standard deviation other than 1",
+    "std_over": "groups with other spreads than the batch",
+    "eps": "a group of scores that are nearly equal",
+    "ddof": "small groups",
+    "singleton": "a group of one response",
+    "tolerance": "a group of scores that are nearly equal",
+    "clip_low": "a token with a negative advantage and a small ratio",
+    "clip_high": "a token with a positive advantage and a large ratio",
+    "dual_clip": "a token with a negative advantage and a ratio above 3",
+    "gamma": "rewards before the last token, or values",
+    "lam": "values that are not constant",
+    "w_max": "a token with a large weight",
+    "high": "a token with a large weight",
+    "aggregation": "responses of different lengths, in micro-batches of different sizes",
+    "policy_loss": "tokens with a ratio other than 1, of both signs of the advantage",
+}
+"""The rows that tell the values of a hyperparameter apart."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The formula of a stage: ``parts`` are the fields of an ``Algorithm``, empty if no formula fits."""
+
+    parts: Mapping[str, Any]
+    said: str
+    """One line: the formula, or the nearest one and where it differs."""
+    difference: float
+    """The largest difference to the trainer's numbers, relative to the largest of them."""
+    undecided: Mapping[str, tuple[Any, ...]]
+    """Other values that give the same numbers on this batch, by hyperparameter."""
+
+    def __str__(self) -> str:
+        lines = [self.said]
+        for name, values in self.undecided.items():
+            decides = f"; {_DECIDES[name]} would decide" if name in _DECIDES else ""
+            lines.append(f"  {name} may be {' or '.join(map(str, values))} as well{decides}")
+        return "\n".join(lines)
+
+
+def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
+    """The batch's tensors by the names of this library (TRL's and verl's are read), with dense group ids."""
+    fields = {**dict(batch.batch.items()), **batch.non_tensor_batch} if isinstance(batch, DataProto) else batch
+    named = {OTHER_WORDS.get(name, name): x for name, x in fields.items()}
+    data = {name: x.detach().cpu() for name, x in named.items() if isinstance(x, Tensor) and not x.is_nested}
+    data |= {"loss": torch.tensor(named["loss"])} if isinstance(named.get("loss"), float) else {}
+    mask = data.get("response_mask")
+    if mask is None or mask.dim() != 2:
+        raise ValueError(f"expected response_mask (B, T), got {None if mask is None else tuple(mask.shape)}")
+    data["response_mask"] = mask = mask.bool()
+    if "rm_scores" in data and "rewards" not in data:
+        data["rewards"] = data["rm_scores"]
+    if "advantages" in data and data["advantages"].dim() == 1:
+        data["advantages"] = data["advantages"][:, None].expand(mask.shape)
+    return data | {name: dense_ids(named[name]) for name in ("group_ids", "trajectory_ids") if name in named}
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest number wanted; infinite if one of them is not finite."""
+    scale = wanted.abs().max()
+    apart = ((found - wanted).abs().max() / scale.clamp(min=1e-30)).nan_to_num(nan=torch.inf)
+    return float(apart)
+
+
+def simplest(fits: Iterable[tuple[BoundFunction, float]]) -> tuple[BoundFunction, float, dict[str, tuple[Any, ...]]]:
+    """The use with the fewest values that are not defaults, its difference, and what else it may be."""
+    by_cost = sorted(fits, key=lambda fit: len(changed(fit[0])))
+    best, apart = by_cost[0]
+    return use(best.fn, **changed(best)), apart, worded(best, [part for part, _ in by_cost])
+
+
+def worded(best: BoundFunction, fitting: Iterable[BoundFunction]) -> dict[str, tuple[Any, ...]]:
+    """By hyperparameter the values, and the functions, that give the same numbers as the best."""
+    others: dict[str, dict[Any, None]] = {}
+    for part in fitting:
+        if part.fn is not best.fn:
+            others.setdefault("the function", {})[part.path.removeprefix("rlprims.")] = None
+            continue
+        for name, value in part.hyperparameters.items():
+            if value != best.hyperparameters[name]:
+                others.setdefault(name, {})[value] = None
+    return {name: tuple(values) for name, values in others.items()}
+
+
+def changed(part: BoundFunction) -> dict[str, Any]:
+    """Its hyperparameters that differ from the defaults."""
+    defaults = use(part.fn).hyperparameters
+    return {name: value for name, value in part.hyperparameters.items() if defaults.get(name, ...) != value}

@@ -1,0 +1,321 @@
+"""The policy loss of a step, its weights and terms, and the mean that reduces it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlprims import advantage, losses
+from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, token_weights, use
+from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms, policy_losses, weightings
+from rlprims.audit._found import Found, changed, difference, worded
+
+_TOKENS = 2048
+_EXACT = 1e-4
+_ALONE: Weighting = ((), None)
+Data: TypeAlias = Mapping[str, Tensor]
+Policy: TypeAlias = tuple[Any, Mapping[str, Any]]
+"""A loss function and all of its hyperparameters."""
+
+
+class Mean(NamedTuple):
+    """A mean as a linear map: the step's loss is the sum of these weights times the losses of the tokens."""
+
+    use: BoundFunction
+    over: str
+    weights: Tensor
+
+
+class Fit(NamedTuple):
+    """factor x policy loss x weighting, plus coefficient x term, under a mean."""
+
+    policy: Policy
+    mean: Mean
+    weighting: Weighting
+    term: LossTerm | None
+    factor: float
+    coefficient: float
+    difference: float
+
+    @property
+    def loss(self) -> BoundFunction:
+        part = use(self.policy[0], **self.policy[1])
+        return use(part.fn, **changed(part))
+
+
+def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]:
+    """The stages ``loss`` and ``mean``: the formula of ``gradients``, ``losses`` or ``loss``."""
+    data = {name: x.double() if x.is_floating_point() else x for name, x in data.items()}
+    kind = next(name for name in ("gradients", "losses", "loss") if name in data)
+    if not data[kind].any():
+        return {"loss": Found({}, f"cannot be told: all {kind} are 0", 0.0, {})}
+    means = list(_means(data, more))
+    search = _Search(data, kind, means, more, tolerance)
+    fits: list[Fit] = []
+    for weighted in ([_ALONE], weightings(data)[1:]):
+        for terms in ([], loss_terms(data) if kind != "loss" else []):  # one number determines no coefficient
+            fits = fits or search.fits(weighted, terms)
+    stages = {"loss": _said_loss(fits, search.nearest)}
+    if kind == "losses" and "loss" in data:
+        totals = [(mean, float((mean.weights * data["losses"]).sum())) for mean in means]
+        wanted = float(data["loss"])
+        fitting = [mean for mean, total in totals if abs(total - wanted) <= tolerance * abs(wanted)]
+        fitting = fitting or [long for mean, total in totals if total and (long := _of_length(mean, wanted / total))]
+        stages["mean"] = _said_mean(fitting, means, data["losses"])
+    elif kind != "losses" and fits:
+        best = fits[0]
+        fitting = [fit.mean for fit in fits if fit.policy == best.policy and fit[2:4] == best[2:4]]
+        stages["mean"] = _said_mean(fitting, means, data.get("losses"))
+    return stages
+
+
+class _Rows:
+    """Some rows of the step, and the numbers that a formula gives for them, in the order of the trainer's."""
+
+    def __init__(self, data: Data, kind: str, rows: Tensor, count: int) -> None:
+        self.data = {name: x[rows] if x.dim() and len(x) == count else x for name, x in data.items()}
+        self.kind, self.rows, self.mask = kind, rows, self.data["response_mask"]
+        self.data["log_probs"] = self.data["log_probs"].clone().requires_grad_(kind == "gradients")
+        self.wanted = data["loss"].reshape(1) if kind == "loss" else self.data[kind][self.mask]
+
+    def losses(self, policy: Policy) -> Tensor | None:
+        """Per token; None if the data or the hyperparameters do not fit, or there is no gradient to compare."""
+        try:
+            per_token = use(policy[0])(self.data, **policy[1])
+        except (ValueError, TypeError):
+            return None
+        fits = isinstance(per_token, Tensor) and per_token.shape == self.mask.shape
+        return per_token if fits and (self.kind != "gradients" or per_token.requires_grad) else None
+
+    def column(self, per_token: Tensor, weights: Tensor) -> Tensor:
+        """What the trainer would have computed from these losses."""
+        weights = weights[self.rows]
+        if self.kind == "gradients":
+            (gradient,) = torch.autograd.grad(per_token, self.data["log_probs"], weights, retain_graph=True)
+            return gradient[self.mask]
+        weighted = (per_token.detach() * weights)[self.mask]
+        return weighted if self.kind == "losses" else weighted.sum().reshape(1)
+
+    def solve(self, policy: Tensor, terms: Tensor | None) -> Iterator[tuple[int, float, float, float]]:
+        """For each term (a column) its number, the policy loss's factor, its coefficient, and the difference left.
+
+        Least squares in two unknowns: [p·p p·t; p·t t·t] (factor, coefficient) = (p·y, t·y).
+        """
+        y, pp, py = self.wanted, policy @ policy, policy @ self.wanted
+        if self.kind == "loss" or terms is None:
+            factor = 1.0 if self.kind == "loss" else _near_one(float(py / pp.clamp(min=1e-300)))
+            yield 0, factor, 0.0, difference(factor * policy, y)
+            return
+        pt, tt, ty = policy @ terms, (terms * terms).sum(0), y @ terms
+        determinant = (pp * tt - pt * pt).clamp(min=1e-300)
+        factors, coefficients = (tt * py - pt * ty) / determinant, (pp * ty - pt * py) / determinant
+        if not pp:  # advantages of 0: the term alone
+            factors, coefficients = torch.ones_like(tt), ty / tt
+        left = (y[:, None] - factors * policy[:, None] - coefficients * terms).norm(dim=0)
+        for i in (left <= 1e-3 * y.norm()).nonzero()[:, 0].tolist():
+            factor, coefficient = _near_one(float(factors[i])), float(coefficients[i])
+            if factor == 1:  # then only the coefficient is unknown
+                coefficient = float((ty[i] - pt[i]) / tt[i])
+            yield i, factor, coefficient, difference(factor * policy + coefficient * terms[:, i], y)
+
+
+class _Search:
+    """All formulas, tried first on the groups with the largest ratios, and then on all rows."""
+
+    def __init__(self, data: Data, kind: str, means: Sequence[Mean], more: Options, tolerance: float) -> None:
+        everything = torch.arange(len(data["response_mask"]))
+        self.whole = _Rows(data, kind, everything, len(everything))
+        few = everything if kind == "loss" else _telling_rows(data)
+        self.few = _Rows(data, kind, few, len(everything)) if len(few) < len(everything) else self.whole
+        self.data, self.kind, self.more, self.tolerance = data, kind, more, tolerance
+        self.nearest: tuple[float, Policy | None] = (torch.inf, None)
+        whole = Mean(use(losses.token_sum), "", data["response_mask"].double())
+        one_each = [[mean] for mean in (means if kind == "loss" else [whole])]
+        self.directions = _directions(means) if kind == "gradients" else one_each
+
+    def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
+        """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
+        found: list[Fit] = []
+        factors = [(weighting, self._factor(weighting)) for weighting in weighted]
+        directions: list[tuple[list[Mean], Tensor | None]] = [(means, None) for means in self.directions]
+        if terms:
+            of = {id(d): [self._term(term, d[0], self.few) for term in terms] for d in self.directions}
+            directions = [(means, torch.stack(of[id(means)], 1)) for means in self.directions]
+        for fn in policy_losses(self.data):
+            for per_token, alike in self._distinct(fn):
+                for (means, columns), (weighting, factor) in product(directions, factors):
+                    of_policy = self.few.column(per_token, means[0].weights * factor)
+                    for fit in self.few.solve(of_policy, columns):
+                        number, _, _, apart = fit
+                        if apart < self.nearest[0]:
+                            self.nearest = apart, (fn, alike[0])
+                        if apart <= self.tolerance:
+                            term = terms[number] if terms else None
+                            for values in alike:
+                                found += self._on_all((fn, values), means, weighting, factor, term)
+        counts = [count for fit in found if (count := _count_of(fit.factor))]
+        if counts:
+            likely = [fit for fit in found if _count_of(fit.factor) == min(counts)]
+        else:  # no mean explains the factor: the first one
+            likely = [fit for fit in found if fit.mean is found[0].mean]
+        return sorted(likely, key=lambda fit: len(fit.loss.bound) + bool(fit.mean.over))
+
+    def _distinct(self, fn: Any) -> list[tuple[Tensor, list[Mapping[str, Any]]]]:
+        """Its losses per token on a few rows, with all values of its hyperparameters that give them."""
+        alike: dict[bytes, tuple[Tensor, list[Mapping[str, Any]]]] = {}
+        for values in candidates(fn, self.more):
+            per_token = self.few.losses((fn, values))
+            if per_token is not None:
+                column = self.few.column(per_token, self.directions[0][0].weights) if self.kind != "loss" else per_token
+                key = column.detach().numpy().tobytes()
+                alike.setdefault(key, (per_token, []))[1].append(values)
+        return list(alike.values())
+
+    def _on_all(
+        self, policy: Policy, means: Sequence[Mean], weighting: Weighting, factor: Tensor, term: LossTerm | None
+    ) -> Iterator[Fit]:
+        """The fit on all rows, under each of the means that differ by a factor only."""
+        per_token = self.whole.losses(policy)
+        assert per_token is not None
+        column = self.whole.column(per_token, means[0].weights * factor)
+        chosen = None if term is None else self._term(term, means[0], self.whole)[:, None]
+        for _, scale, coefficient, apart in self.whole.solve(column, chosen):
+            for mean in means if apart <= self.tolerance else ():
+                ratio = float(means[0].weights.sum() / mean.weights.sum())
+                own, of_term = _near_one(scale * ratio), coefficient * ratio
+                if own != 1 and (long := _of_length(mean, own)):
+                    mean, own, of_term = long, 1.0, of_term / own
+                yield Fit(policy, mean, weighting, term, own, of_term, apart)
+
+    def _term(self, term: LossTerm, mean: Mean, rows: _Rows) -> Tensor:
+        """The numbers of a term with coefficient 1, in some rows; a mean or a selection of its own is over the step."""
+        spec = _spec(policy_coefficient=0.0, policy_loss=use(losses.nll), loss_terms=[term], aggregation=mean.use)
+        of_step = not term.is_beside_the_policy or term.tokens is not None
+        read = self.whole if of_step else rows
+        data = {**read.data, **(token_weights(spec, self.data) if of_step else {})}
+        part = objective_parts(spec)[-1]
+        per_token = part.losses(data)
+        column = torch.zeros_like(per_token)
+        if self.kind == "losses" and part.number is None:
+            column = per_token.detach()
+        elif self.kind == "gradients" and per_token.requires_grad:
+            weighted = per_token * mean.weights[read.rows]
+            total = weighted.sum() if part.number is None else part.mean(data, per_token)
+            column = torch.autograd.grad(total, data["log_probs"], materialize_grads=True)[0]
+        return (column[rows.rows] if of_step else column)[rows.mask]
+
+    def _factor(self, weighting: Weighting) -> Tensor:
+        """The weights of corrections and selections over the step; those of the batch if it has them."""
+        if "loss_weights" in self.data:
+            return self.data["loss_weights"]
+        spec = _spec(corrections=weighting[0], token_selection=weighting[1])
+        return token_weights(spec, self.data).get("loss_weights", torch.ones_like(self.data["log_probs"])).double()
+
+
+def _near_one(factor: float) -> float:
+    return 1.0 if abs(factor - 1) <= _EXACT else factor
+
+
+def _count_of(factor: float) -> int | None:
+    """n, if the factor is n or 1/n, as that of eight micro-batches."""
+    count = max(abs(factor), 1 / max(abs(factor), 1e-300))
+    return round(count) if abs(count - round(count)) <= _EXACT * count else None
+
+
+def _of_length(mean: Mean, factor: float) -> Mean | None:
+    """Dr. GRPO's mean, if the factor is that of a constant length."""
+    length = 1 / factor if factor else 0.0
+    whole = round(length) > 1 and abs(length - round(length)) <= _EXACT * length
+    if mean.use.fn is not losses.seq_mean_token_sum or not whole:
+        return None
+    return Mean(use(losses.seq_mean_token_sum_norm, length=float(round(length))), mean.over, mean.weights * factor)
+
+
+def _directions(means: Sequence[Mean]) -> list[list[Mean]]:
+    """The means, those that differ by a factor only together."""
+    found: list[list[Mean]] = []
+    for mean in means:
+        unit = mean.weights / mean.weights.norm()
+        same = [d for d in found if float((d[0].weights / d[0].weights.norm() - unit).norm()) <= 1e-9]
+        if same:
+            same[0].append(mean)
+        else:
+            found.append([mean])
+    return found
+
+
+def _spec(**parts: Any) -> Algorithm:
+    return Algorithm(name="part", advantage=use(advantage.discounted_returns), **parts)
+
+
+def _telling_rows(data: Data) -> Tensor:
+    """The rows of the groups with the largest ratios, of about 2,048 tokens."""
+    mask, old = data["response_mask"], data.get("old_log_probs", data.get("rollout_log_probs"))
+    ids = data.get("group_ids", torch.arange(len(mask)))
+    gap = torch.zeros(mask.shape) if old is None else torch.where(mask, (data["log_probs"] - old).abs(), 0.0)
+    by_group = torch.zeros(int(ids.max()) + 1, dtype=gap.dtype).scatter_reduce(0, ids, gap.amax(1), "amax")
+    order = by_group.argsort(descending=True)
+    tokens = torch.zeros(len(by_group), dtype=torch.int64).index_add(0, ids, mask.sum(1))[order].cumsum(0)
+    return torch.isin(ids, order[: 1 + int((tokens < _TOKENS).sum())]).nonzero()[:, 0]
+
+
+def _means(data: Data, more: Options) -> Iterator[Mean]:
+    """The aggregations over the step, and as means over its micro-batches or ranks of their own means."""
+    mask, lengths = data["response_mask"], (data["response_mask"].shape[1], *more.get("length", ()))
+    parts = [use(losses.token_mean), use(losses.seq_mean_token_mean), use(losses.seq_mean_token_sum)]
+    parts += [use(losses.seq_mean_token_sum_norm, length=float(length)) for length in lengths] + [use(losses.token_sum)]
+    parts += [use(losses.prompt_token_mean)] if "group_ids" in data else []
+    parts += [use(losses.trajectory_mean)] if "trajectory_ids" in data else []
+    groupings = {"": torch.zeros(len(mask), dtype=torch.int64)}
+    for name, said in (("micro_batches", "of each micro-batch"), ("ranks", "of each rank")):
+        groupings |= {said: data[name].long()} if name in data else {}
+    for over, ids in groupings.items():
+        for part in parts:
+            weights = torch.zeros(mask.shape, dtype=torch.float64)
+            numbers = sorted(set(ids.tolist()))
+            for number in numbers:
+                rows = (ids == number).nonzero()[:, 0]
+                x = torch.zeros(len(rows), mask.shape[1], dtype=torch.float64, requires_grad=True)
+                columns = {name: data[name][rows] for name in ("group_ids", "trajectory_ids") if name in data}
+                total = part({**columns, "losses": x, "response_mask": mask[rows]})
+                weights[rows] = torch.autograd.grad(total, x)[0]
+            yield Mean(part, over, weights / len(numbers))
+
+
+def _said_loss(fits: Sequence[Fit], nearest: tuple[float, Policy | None]) -> Found:
+    if not fits:
+        apart, policy = nearest
+        name = "none" if policy is None else f"none; the nearest is {use(policy[0], **policy[1])}"
+        return Found({}, f"{name}, which differs by {apart:.2%}", apart, {})
+    best = fits[0]
+    corrections, selection = best.weighting
+    parts: dict[str, Any] = {"policy_loss": best.loss}
+    said = str(best.loss)
+    if best.factor != 1:
+        said, parts["policy_coefficient"] = f"{best.factor:.6g} x {best.loss}", best.factor
+    if corrections or selection:
+        said += "".join(f" x {part}" for part in (*corrections, *([selection] if selection else [])))
+        parts |= {"corrections": corrections, "token_selection": selection}
+    if best.term is not None:
+        said += f" + {best.coefficient:.6g} x {best.term.loss}"
+        parts["loss_terms"] = (best.term.model_copy(update={"coefficient": best.coefficient}),)
+    same = [fit.loss for fit in fits if fit.mean is best.mean and fit[2:4] == best[2:4]]
+    return Found(parts, said, best.difference, worded(best.loss, same))
+
+
+def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], per_token: Tensor | None) -> Found:
+    if not fitting:
+        return Found({}, "none of the library's means, with these denominators", torch.inf, {})
+    best = fitting[0]
+    said = str(best.use)
+    if best.over:
+        step = next(mean for mean in means if mean.use == best.use and not mean.over)
+        said += f" {best.over}, then the mean of these"
+        if per_token is not None:
+            apart = difference((best.weights * per_token).sum(), (step.weights * per_token).sum())
+            said += f": {apart:.1%} from the step's"
+    names = dict.fromkeys(f"{mean.use}{' ' if mean.over else ''}{mean.over}" for mean in fitting)
+    others = tuple(names)[1:]
+    return Found({"aggregation": best.use}, said, 0.0, {"aggregation": others} if others else {})
