@@ -10,23 +10,7 @@ from rlprims.turns import delta_ids
 from rlprims.turns.tokens import Chat, encode_after, text_ids
 
 
-class _Reader:
-    tokenizer: Any
-    calls: CallStyle
-
-    def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
-        """The message of the sampled tokens, without special tokens."""
-        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        if not tools:
-            return {"role": "assistant", "content": text}
-        content, calls, malformed = parse_calls(text, self.calls, tools=tools)
-        functions: list[Mapping[str, Any]] = [{"type": "function", "function": call._asdict()} for call in calls]
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        message |= {"tool_calls": functions} if functions else {}
-        return message | ({"malformed_calls": malformed} if malformed else {})
-
-
-class TextRenderer(_Reader):
+class TextRenderer:
     """Joins contents without roles, for base models without a chat template.
 
     Args:
@@ -48,8 +32,12 @@ class TextRenderer(_Reader):
         end = getattr(self.tokenizer, "eos_token", None) if ended else None
         return encode_after(self.tokenizer, end or messages[-1]["content"], _text(appended))
 
+    def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
+        """The message of the sampled tokens, without special tokens."""
+        return _read(self.tokenizer, token_ids, tools, self.calls)
 
-class ChatRenderer(_Reader):
+
+class ChatRenderer:
     """Renders messages with the tokenizer's chat template.
 
     The arguments are those of :class:`TextRenderer`, and others for the template, such as ``enable_thinking``.
@@ -69,6 +57,21 @@ class ChatRenderer(_Reader):
         schemas = schemas_of(tools) or None
         return delta_ids(self.tokenizer, messages, appended, schemas, ended=ended, **self.template_arguments)
 
+    def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
+        """The message of the sampled tokens, without special tokens."""
+        return _read(self.tokenizer, token_ids, tools, self.calls)
+
 
 def _text(messages: Sequence[Message]) -> str:
     return "".join(message["content"] for message in messages)
+
+
+def _read(tokenizer: Any, token_ids: Sequence[int], tools: Sequence[Any], style: CallStyle) -> Message:
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    if not tools:
+        return {"role": "assistant", "content": text}
+    content, calls, malformed = parse_calls(text, style, tools=tools)
+    functions: list[Mapping[str, Any]] = [{"type": "function", "function": call._asdict()} for call in calls]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message |= {"tool_calls": functions} if functions else {}
+    return message | ({"malformed_calls": malformed} if malformed else {})
