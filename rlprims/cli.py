@@ -298,7 +298,7 @@ def _doctor_gpu(config: Any, overrides: list[str], console: Any) -> int:
         for line in gpu.try_gpu(config or gpu.made_config(Path(folder), overrides), console):
             console.print(f"{line.what}: {line.found}", style="dim", highlight=False, soft_wrap=True)
             lines.append(line)
-    rows = [(gpu.MARKS[line.ok], line.what, line.found, line.meaning) for line in lines]
+    rows = [(gpu.MARKS[line.ok], line.what, line.found, line.note) for line in lines]
     styles = {"ok": "green", "no": "red"}
     console.print(make_table(("", "what", "found", "meaning"), rows, title="rlprims doctor --gpu", styles=styles))
     Path("doctor-gpu.json").write_text(json.dumps([line._asdict() for line in lines], indent=1), encoding="utf-8")

@@ -198,7 +198,7 @@ def check_placements(last_cut: int, **named: Tensor) -> None:
             if placement.is_partial() or any(placement.is_shard(dim) for dim in range(last_cut + 1, x.dim())):
                 raise ValueError(
                     f"{name} is a DTensor with placement {placement!r}, expected Replicate or a Shard of rows; use "
-                    f"{name}.to_local(), with interop.dtensor.vocab_of if the vocabulary is sharded, and with "
+                    f"{name}.to_local(), with a types.VocabShard if the vocabulary is sharded, and with "
                     "all_reduce_rows or shard if sequences are"
                 )
 

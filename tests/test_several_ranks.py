@@ -1,5 +1,6 @@
 """The page on several GPUs, with real ranks: data, tensor and context parallelism, and the examples of each."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ EXAMPLE = EXAMPLES / "several_ranks.py"
 def torchrun(script: Path, *options: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), str(script), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    found = os.pathsep.join([str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])])  # for gloo_ranks.py
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": found}
+    )
 
 
 @pytest.mark.slow

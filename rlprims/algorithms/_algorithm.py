@@ -192,8 +192,6 @@ class Algorithm(_Spec):
         >>> dapo.with_coefficients({"loss_terms.0": 0.01}).loss_terms[0].coefficient
         0.01
         """
-        if not values:
-            return self
         terms = tuple(
             term.model_copy(update={"coefficient": values.get(f"loss_terms.{i}", term.coefficient)})
             for i, term in enumerate(self.loss_terms)

@@ -99,8 +99,6 @@ def filter_groups(algorithm: Algorithm, data: Data) -> list[str | None]:
         drops = ended_by(data["ended"], reasons)
         for group, code in zip(data["group_ids"][drops].tolist(), data["ended"][drops].tolist(), strict=True):
             end_reasons.setdefault(group, f"a response ended by {Ended(code).label}")
-    if not end_reasons:
-        return _filter_by_scores(algorithm, data)
     score_reasons = zip(data["group_ids"].tolist(), _filter_by_scores(algorithm, data), strict=True)
     return [end_reasons.get(group, reason) for group, reason in score_reasons]
 

@@ -1,6 +1,5 @@
 """Conversion to text and tables, and to and from a TensorDict."""
 
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from rlprims._extras import package
 from rlprims.data_proto._columns import (
     Array,
     BatchError,
@@ -66,14 +66,14 @@ def to_tensordict(columns: Columns, meta_info: Mapping[Any, Any], device: Any) -
 
 
 def to_pandas(columns: Columns) -> Any:
-    pandas = _optional("pandas")
+    pandas = package("pandas", "pandas", "to_pandas")
     cells = {name: _one_per_row(column) for name, column in columns.by_name().items()}
     series = {name: pandas.Series(column, dtype=column.dtype) for name, column in cells.items()}
     return pandas.DataFrame(series, index=pandas.RangeIndex(columns.rows or 0))
 
 
 def to_arrow(columns: Columns) -> Any:
-    arrow = _optional("pyarrow")
+    arrow = package("pyarrow", "pyarrow", "to_arrow")
     table = {}
     for name, column in columns.by_name().items():
         try:
@@ -82,13 +82,6 @@ def to_arrow(columns: Columns) -> Any:
             fix = "convert it, or drop it with select"
             raise BatchError(f"to_arrow: {name} has no Arrow type: {error}; {fix}") from error
     return arrow.table(table)
-
-
-def _optional(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(f"this needs {package}, which is not installed: pip install {package}") from error
 
 
 def _numbers(tensor: Tensor) -> Array:

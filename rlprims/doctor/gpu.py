@@ -21,6 +21,7 @@ import rlprims.logprobs  # noqa: F401  (registers formulas that have kernels)
 from rlprims.algorithms import reinforce
 from rlprims.data_proto import DataProto
 from rlprims.doctor.cluster import ready, try_cluster
+from rlprims.doctor.installation import Diagnosis
 from rlprims.execution import UpdateReport
 from rlprims.execution._config import TOLERANCE
 from rlprims.execution._observed import WorkerReport
@@ -47,15 +48,6 @@ run_dir: {folder}/run
 """
 
 MARKS = {True: "ok", False: "no", None: ""}
-
-
-class Line(NamedTuple):
-    """One finding; ``ok`` is None for what is neither right nor wrong."""
-
-    what: str
-    found: str
-    ok: bool | None
-    meaning: str
 
 
 def made_config(folder: Path, overrides: list[str]) -> Config:
@@ -86,18 +78,18 @@ def made_config(folder: Path, overrides: list[str]) -> Config:
     return load_config(folder / "made.yaml", overrides)
 
 
-def try_gpu(config: Config, console: Any) -> Iterator[Line]:
+def try_gpu(config: Config, console: Any) -> Iterator[Diagnosis]:
     """Compare and time the parts of a run on the device of the config. An error is a finding."""
     device = device_of(config.model)
-    yield Line("device", _name(device), None, "")
-    parts: dict[str, Callable[..., Iterator[Line]]] = {"kernels": _kernels}
+    yield Diagnosis("device", None, _name(device), "")
+    parts: dict[str, Callable[..., Iterator[Diagnosis]]] = {"kernels": _kernels}
     parts |= {f"in {dtype}": partial(_in_dtype, dtype) for dtype in ("float32", "bfloat16")}
     for name, section in (parts | {"deterministic": _deterministic, "one card": _one_card}).items():
         try:
             yield from section(config, console, device)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            yield Line(name, reason, False, "report it with this page")
+            yield Diagnosis(name, False, reason, "report it with this page")
 
 
 def _name(device: torch.device) -> str:
@@ -108,14 +100,14 @@ def _name(device: torch.device) -> str:
     return f"{of.name}, {text_of(of.total_memory)}, CUDA {torch.version.cuda}, {versions}"
 
 
-def _kernels(config: Config, console: Any, device: torch.device) -> Iterator[Line]:
+def _kernels(config: Config, console: Any, device: torch.device) -> Iterator[Diagnosis]:
     for name, accelerated in ACCELERATED.items():
         if (module := accelerated.modules.get(device.type)) is not None:
             found = check.compare(name, module, device)
             ratio = found.formula_seconds / found.kernel_seconds
             text = f"{found.difference:.1e} apart, {1e3 * found.kernel_seconds:.2f} ms, {ratio:.1f} x as fast"
             now = "on; RLPRIMS_KERNELS=0: off" if is_enabled(module) else f"off; RLPRIMS_KERNELS={module}: on"
-            yield Line(f"kernel {name} beside its formula", text, found.difference <= check.TOLERANCE, now)
+            yield Diagnosis(f"kernel {name} beside its formula", found.difference <= check.TOLERANCE, text, now)
 
 
 class _Measured(NamedTuple):
@@ -155,7 +147,7 @@ def _local(config: Config, dtype: str, **changes: Any) -> Config:
     return config.model_copy(update={"model": model, "execution": "local", "replay": None, **changes})
 
 
-def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) -> Iterator[Line]:
+def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) -> Iterator[Diagnosis]:
     config = _local(config, dtype)
     again, first = (_measured(config, console, device, plain=i == 1) for i in range(2))  # the second is warm
     batch, mask, worker = first.batch, first.batch["response_mask"], first.worker
@@ -163,28 +155,28 @@ def _in_dtype(dtype: Any, config: Config, console: Any, device: torch.device) ->
         apart = (first.scores - other)[mask].abs()
         found = f"{apart.mean():.1e} nats apart on average, {apart.max():.1e} at most"
         is_right = bool(apart.mean() <= TOLERANCE[dtype])
-        yield Line(f"{dtype}: log-probs beside {what}", found, is_right, "rounding, or other numbers")
+        yield Diagnosis(f"{dtype}: log-probs beside {what}", is_right, found, "rounding, or other numbers")
     apart = (first.after - again.after).abs().max()
     found = f"{apart:.1e} nats apart at most" if apart else "the same bits"
-    yield Line(f"{dtype}: the same step twice", found, None, "so near is a killed run, continued")
+    yield Diagnosis(f"{dtype}: the same step twice", None, found, "so near is a killed run, continued")
     tokens, read, steps = int(mask.sum()), int(batch["attention_mask"].sum()), int(mask.sum(-1).max())
     seconds, waits = first.sampling
     found = f"{tokens / seconds:.0f} tokens/s, {len(batch)} rows, {1e3 * seconds / steps:.1f} ms a token"
-    yield Line(f"{dtype}: sampling", found + _per(waits, steps, "token"), None, "execution: ray samples by vLLM")
+    yield Diagnosis(f"{dtype}: sampling", None, found + _per(waits, steps, "token"), "execution: ray samples by vLLM")
     seconds, waits = first.scoring
-    yield Line(f"{dtype}: log-probs", f"{read / seconds:.0f} tokens/s" + _per(waits, 1, "pass"), None, "")
+    yield Diagnosis(f"{dtype}: log-probs", None, f"{read / seconds:.0f} tokens/s" + _per(waits, 1, "pass"), "")
     seconds, waits = first.updating
     share = worker.work["update"].flops / seconds / worker.peak_flops
     found = f"{read / seconds:.0f} tokens/s, {share:.1%} of {worker.peak_flops / 1e12:.3g} TFLOP/s"
     is_right = not first.report.skipped
-    yield Line(f"{dtype}: an update", found + _per(waits, 1, "step"), is_right, "model FLOPs, as time/mfu")
+    yield Diagnosis(f"{dtype}: an update", is_right, found + _per(waits, 1, "step"), "model FLOPs, as time/mfu")
     planned = plan(config, lengths_of(config)).peak
     found = f"{text_of(worker.peak_memory)}, planned {text_of(planned)}"
     fits = worker.peak_memory <= 1.2 * planned if device.type == "cuda" else None  # a CPU's also has what was before
-    yield Line(f"{dtype}: peak memory", found, fits, "rlprims plan says what needs it")
+    yield Diagnosis(f"{dtype}: peak memory", fits, found, "rlprims plan says what needs it")
 
 
-def _deterministic(config: Config, console: Any, device: torch.device) -> Iterator[Line]:
+def _deterministic(config: Config, console: Any, device: torch.device) -> Iterator[Diagnosis]:
     config = _local(config, "bfloat16", deterministic=True)
     try:
         first, again = (_measured(config, console, device) for _ in range(2))
@@ -193,7 +185,7 @@ def _deterministic(config: Config, console: Any, device: torch.device) -> Iterat
         torch.backends.cuda.enable_mem_efficient_sdp(True)
     same = torch.equal(first.after, again.after)
     found = f"the same step twice: {'the same' if same else 'other'} bits; an update takes {first.updating[0]:.2f} s"
-    yield Line("bfloat16, deterministic: true", found, same, "a killed run goes on as if it had not been")
+    yield Diagnosis("bfloat16, deterministic: true", same, found, "a killed run goes on as if it had not been")
 
 
 def _timed(call: Callable[[], T], device: torch.device) -> tuple[T, float, int | None]:
@@ -218,18 +210,18 @@ def _per(waits: int | None, count: int, what: str) -> str:
     return "" if waits is None else f", {waits / count:.1f} waits for the device in a {what}"
 
 
-def _one_card(config: Config, console: Any, device: torch.device) -> Iterator[Line]:
+def _one_card(config: Config, console: Any, device: torch.device) -> Iterator[Diagnosis]:
     missing = [name for name in ("ray", "vllm") if find_spec(name) is None]
     if missing or device.type != "cuda":
         why = f"{' and '.join(missing)} not installed" if missing else "no GPU: doctor --cluster CONFIG tries it"
-        yield Line("Ray and vLLM on this card", why, None, "not tried")
+        yield Diagnosis("Ray and vLLM on this card", None, why, "not tried")
         return
     ray = config.ray.model_copy(update={"colocate": True, "gpus_per_worker": config.ray.gpus_per_worker or 1.0})
     for found in try_cluster(config.model_copy(update={"execution": "ray", "ray": ray}), console):
-        yield Line(f"Ray and vLLM: {found.what}", found.found, found.ok, found.remedy)
+        yield found._replace(what=f"Ray and vLLM: {found.what}")
 
 
-def page(lines: list[Line]) -> str:
+def page(lines: list[Diagnosis]) -> str:
     """The findings as Markdown."""
-    rows = [f"| {MARKS[line.ok]} | {line.what} | {line.found} | {line.meaning} |" for line in lines]
+    rows = [f"| {MARKS[line.ok]} | {line.what} | {line.found} | {line.note} |" for line in lines]
     return "\n".join(["# rlprims doctor --gpu", "", "| | what | found | meaning |", "|---|---|---|---|", *rows, ""])

@@ -10,12 +10,13 @@ from rlprims.reports.terminal import make_table
 
 
 class Diagnosis(NamedTuple):
-    """The result of one check: a row of the table."""
+    """The result of one check: a row of the table; ``ok`` is None for what is neither right nor wrong."""
 
     what: str
-    ok: bool
+    ok: bool | None
     found: str
-    remedy: str
+    note: str
+    """What repairs it, or what the numbers mean."""
 
 
 _TRAIN = hint("train")
@@ -50,7 +51,7 @@ def run_checks(model: str | None = None) -> list[Diagnosis]:
 
 def table(findings: list[Diagnosis], title: str = "rlprims doctor") -> Any:
     """Return the findings as a table for the terminal."""
-    rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.remedy) for f in findings]
+    rows = [("ok" if f.ok else "no", f.what, f.found, "" if f.ok else f.note) for f in findings]
     styles = {"ok": "green", "no": "yellow"}
     return make_table(("", "what", "found", "to repair it"), rows, title=title, styles=styles)
 

@@ -3,5 +3,4 @@
 ``rlprims.interop.verl``: `install` registers with verl; `to_verl` and `from_verl` convert between the DataProtos.
 ``rlprims.interop.trl``: `grpo_trainer` and `rloo_trainer` are TRL's trainers with an algorithm; `reward_func` converts
 a verifier.
-``rlprims.interop.trainers``: the loss of an algorithm as prime-rl, SkyRL, NeMo-RL and slime call it.
 """

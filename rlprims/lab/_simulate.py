@@ -1,7 +1,7 @@
 """The effect of one update on each token of some rollouts, computed without updating a model."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,10 +54,10 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
         ValueError: the batch lacks data that a stage needs. The message names them.
     """
     check_algorithm(algorithm)
-    data = tensors_of(batch)
+    data = _tensors_of(batch)
     mask = data["response_mask"]
     controller = algorithm.kl_in_reward.controller({}) if algorithm.kl_in_reward else None
-    kept, reasons, trained = prepare(algorithm, data, kl_coef=controller.value if controller else 0.0)
+    kept, reasons, trained = _prepared(algorithm, data, controller.value if controller else 0.0)
     numbers = {"ratio": log_ratio(data["log_probs"], data["old_log_probs"], mask).exp().detach()}
     names = ("advantage", "weight", "coefficient", "loss_share", "gradient", "side")
     numbers |= {name: torch.zeros_like(numbers["ratio"]) for name in names}
@@ -79,7 +79,8 @@ def _update(
 ) -> tuple[float, dict[str, PerToken], list[list[str]]]:
     """The objective, and the numbers and causes of the rows that are trained on."""
     mask, log_probs = data["response_mask"], data["log_probs"].detach().clone().requires_grad_()
-    update = weighed(algorithm, {**data, "log_probs": log_probs}, generator)
+    weights = algorithms.token_weights(algorithm, {**data, "log_probs": log_probs.detach()}, generator=generator)
+    update = {**data, "log_probs": log_probs, **weights}
     objective = algorithms.policy_objective(algorithm, update)
     (gradient,) = torch.autograd.grad(objective, log_probs)
     shares = torch.stack([_shares(part, update) for part in algorithms.objective_parts(algorithm)]).sum(0)
@@ -163,16 +164,7 @@ def _table(
 # The stages before the loss, in the order of a trainer's step.
 
 
-class Prepared(NamedTuple):
-    kept: Tensor
-    """bool (B,), the rows that are trained on."""
-    reasons: list[str | None]
-    """For each row the reason that it is not trained on, or None."""
-    data: dict[str, Tensor]
-    """The tensors of the kept rows, with advantages."""
-
-
-def tensors_of(batch: Batch) -> dict[str, Tensor]:
+def _tensors_of(batch: Batch) -> dict[str, Tensor]:
     """The named tensors of a batch, which must be padded. Missing log-probs are filled in, so that ratios are 1.
 
     Missing ``old_log_probs`` are ``rollout_log_probs``, else ``log_probs``, else 0; the other two then equal them.
@@ -193,13 +185,18 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
     return {"log_probs": old, "old_log_probs": old, "rollout_log_probs": old, **data}
 
 
-def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float = 0.0) -> Prepared:
-    """Compute advantages from scores, for the groups that the filter keeps. Without scores the batch's own are used."""
+def _prepared(
+    algorithm: Algorithm, data: dict[str, Tensor], kl_coef: float
+) -> tuple[Tensor, list[str | None], dict[str, Tensor]]:
+    """The rows that are trained on, bool (B,); why each other is not; and the data of the former, with advantages.
+
+    They are computed from scores, for the groups that the filter keeps. Without scores the batch's own are used.
+    """
     rows = len(data["response_mask"])
     if "scores" not in data:
         if "advantages" not in data:
             raise ValueError(f"the batch has neither scores nor advantages, expected either; it has {sorted(data)}")
-        return Prepared(torch.ones(rows, dtype=torch.bool), [None] * rows, dict(data))
+        return torch.ones(rows, dtype=torch.bool), [None] * rows, data
     if "group_ids" not in data:
         raise ValueError(f"the batch has no group_ids; it has {sorted(data)}: give int (B,), the prompt of each row")
     data = {**data, "group_ids": dense_ids(data["group_ids"])}
@@ -214,10 +211,4 @@ def prepare(algorithm: Algorithm, data: Mapping[str, Tensor], *, kl_coef: float 
         data["group_ids"] = dense_ids(data["group_ids"])
         data |= algorithms.estimate_advantages(algorithm, data, kl_coef=kl_coef)
         data |= algorithms.mask_turns(algorithm, data)
-    return Prepared(kept, reasons, data)
-
-
-def weighed(algorithm: Algorithm, data: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """``data`` of one update with the weights that its losses need."""
-    before = {**data, "log_probs": data["log_probs"].detach()}
-    return {**data, **algorithms.token_weights(algorithm, before, generator=generator)}
+    return kept, reasons, data

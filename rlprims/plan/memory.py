@@ -75,7 +75,8 @@ class _Parts:
         self.on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
         self.ranks = config.ray.sharers if self.is_ray else 1  # those that share one copy of the weights
         self.over_ranks = f" / {self.ranks} ranks" * (self.ranks > 1)
-        self.width, self.trained_width = sizes.widths(config.model)
+        self.width: int = getattr(torch, config.model.dtype).itemsize
+        self.trained_width = 4  # bytes of a trained weight, its gradient and each of Adam's moments
         self.row = prompts.longest + config.sampling.max_new_tokens
         self.kv_of_token = 2 * self.shape.layers * self.shape.keys * sizes.engine_width(config)
         self.sends_weights = config.model.engine_lora is None

@@ -109,11 +109,6 @@ def engine_count(config: Config) -> int:
     return config.ray.rollout_workers if pool == "main" else config.ray.pools[pool].workers
 
 
-def widths(model: ModelConfig) -> tuple[int, int]:
-    """Return the bytes of a number of the model, and of a trained weight, its gradient and each of Adam's moments."""
-    return getattr(torch, model.dtype).itemsize, 4
-
-
 def engine_width(config: Config) -> int:
     """Return the bytes of a number in an engine."""
     is_vllm = config.execution == "ray" and config.ray.engine == "vllm"

@@ -26,7 +26,7 @@ def test_the_doctor_tries_a_device_and_says_what_it_found(
     found = {line["what"]: line for line in lines}
     for name, of in ACCELERATED.items():
         is_on = of.modules["cpu"] == "linear_log_probs"
-        meaning = found[f"kernel {name} beside its formula"]["meaning"]
+        meaning = found[f"kernel {name} beside its formula"]["note"]
         assert meaning == ("on; RLPRIMS_KERNELS=0: off" if is_on else "off; RLPRIMS_KERNELS=log_probs: on")
     for dtype in ("float32", "bfloat16"):
         assert found[f"{dtype}: log-probs beside the sampler's"]["ok"]

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlprims._extras import package
 from rlprims.algorithms import Algorithm
 from rlprims.algorithms._algorithm import check_algorithm
 from rlprims.controllers import FixedKL
-from rlprims.interop._package import package
 from rlprims.interop.trl._hooks import Hooks, sampled_mask
 from rlprims.interop.trl._settings import GRPO, RLOO
 

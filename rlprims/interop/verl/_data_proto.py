@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlprims import data_proto
+from rlprims._extras import package
 from rlprims.data_proto import BatchError
-from rlprims.interop._package import package
 from rlprims.interop.verl._container import DataProto
 
 _PARTS = ("batch", "non_tensor_batch", "meta_info")

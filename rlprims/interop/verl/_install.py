@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rlprims import advantage, losses
+from rlprims._extras import package
 from rlprims.algorithms import Algorithm, BoundFunction, use
-from rlprims.interop._package import package
 from rlprims.interop.verl import _estimators, _losses
 from rlprims.interop.verl._rewards import manager
 

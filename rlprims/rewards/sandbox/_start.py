@@ -33,20 +33,30 @@ def public_names(module: types.ModuleType) -> set[str]:
     return set(getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")])
 
 
+def used_names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def defined_names(tree: ast.AST) -> set[str]:
+    """The names that a program defines or imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add(node.name)
+    return found
+
+
 def standard_names(tree: ast.AST, known: Mapping[str, Any]) -> dict[str, Any]:
     """The names of :data:`MODULES` that a program uses and neither defines nor imports."""
-    used: set[str] = set()
-    defined = set(known) | set(dir(builtins))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.arg):
-            defined.add(node.arg)
-        elif isinstance(node, ast.alias):
-            defined.add((node.asname or node.name).partition(".")[0])
-    missing = used - defined
+    missing = used_names(tree) - defined_names(tree) - set(known) - set(dir(builtins))
     found: dict[str, Any] = {name: importlib.import_module(name) for name in missing & set(MODULES)}
     for module in map(importlib.import_module, MODULES if missing - set(found) else ()):
         found |= {name: getattr(module, name) for name in (missing - set(found)) & public_names(module)}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlprims.rewards.sandbox._start import defined_names, used_names
 from rlprims.rewards.verifiers._blocks import defines
 
 
@@ -96,14 +97,13 @@ def read_tests(answer: Mapping[str, Any] | Sequence[str] | str, packages: Sequen
     except SyntaxError as error:
         raise ValueError(f"the answer's tests are not Python: {error}") from None
     _check_imports(tree, packages)
-    solution = str(answer.get("code") or "")
-    _check_no_class(tree, name, _defined_in(prompt, ast.ClassDef) | _defined_in(solution, ast.ClassDef))
+    solution, own = str(answer.get("code") or ""), defined_names(tree)
+    _check_no_class(tree, name, (_defined_in(prompt, ast.ClassDef) | _defined_in(solution, ast.ClassDef)) - own)
     if name and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         return Tests(f"{text}\n\ncheck({name.replace('().', '_')})\n", prompt, [name])
     if name:
         return Tests(text, prompt, [name])
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    own = _defined(tree)
+    used = used_names(tree)
     functions = sorted(used & _defined_in(solution) - own)
     if not functions and not used - own - _defined_in(prompt) - set(dir(builtins)):
         raise ValueError(
@@ -128,9 +128,8 @@ def _check_no_class(tree: ast.AST, name: str | None, classes: set[str]) -> None:
     """A class can be tested only by one method, as ``Solution().add``: its objects stay in the program's sandbox."""
     if name and not re.fullmatch(r"\w+(?:\(\)\.\w+)?", name):
         raise ValueError(f"expected a function or Class().method as entry_point, got {name!r}")
-    own = _defined(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes - own:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
             raise ValueError(
                 f"the answer's tests make objects of the response's class {node.func.id}, and only plain data can be "
                 "given to the tests: give one method as entry_point, Class().method"
@@ -154,22 +153,6 @@ def _until(prompt: str, name: str | None) -> str:
     lines = prompt.splitlines()
     end = next((i for i, line in enumerate(lines) if name and defines(line, name)), len(lines))
     return "\n".join(lines[:end])
-
-
-def _defined(tree: ast.AST) -> set[str]:
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
-    return found
 
 
 def _defined_in(code: str, kind: Any = ast.FunctionDef | ast.ClassDef) -> set[str]:

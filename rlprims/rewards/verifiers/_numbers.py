@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -80,9 +80,4 @@ def _value(found: re.Match[str], text: str) -> Fraction | None:
 
 
 def _decimal(text: str) -> Decimal | None:
-    if len(text) > _LONGEST:
-        return None
-    try:
-        return Decimal(text.replace(",", "").replace("$", ""))
-    except InvalidOperation:
-        return None
+    return Decimal(text.replace(",", "").replace("$", "")) if len(text) <= _LONGEST else None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlprims import _json
 from rlprims.rewards.verifiers._tags import depth, fenced, tagged
 
 _DROPPED = str.maketrans("", "", string.punctuation)
@@ -128,8 +129,4 @@ def json_schema(response: str, answer: Mapping[str, Any] | str, *, tag: str | No
 def _loads(text: str | None) -> Any:
     if text is None or depth(text) > _DEEPEST:
         raise ValueError("no JSON, or too deep")
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    return _json.loads(text, constants=False)

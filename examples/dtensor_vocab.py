@@ -1,5 +1,6 @@
 """DTensors with a sharded vocabulary: the shard of this rank, for computations on the local tensor.
 
+Copy this file beside your script: ``from dtensor_vocab import vocab_of``.
 Every primitive takes DTensors that are replicated or sharded by rows. For a sharded vocabulary give the local tensor::
 
     from_logits(logits.to_local(), token_ids, vocab=vocab_of(logits))
@@ -14,8 +15,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from rlprims.types import VocabShard
-
-__all__ = ["vocab_of"]
 
 
 def vocab_of(x: DTensor, dim: int = -1) -> VocabShard:

@@ -1,9 +1,11 @@
 """The loss of an :class:`Algorithm` for prime-rl, SkyRL, NeMo-RL and slime: docs/interop.md has the settings.
 
+Copy this file to a folder of PYTHONPATH, as every worker imports it: ``from other_trainers import PrimeRL``.
 A class raises ``ValueError`` if its trainer does not have the data of the loss, or does not divide by the counts of the
 algorithm's mean. The losses of micro-batches and ranks, added as the trainer adds them, are then that of the step.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +14,6 @@ from torch import Tensor
 
 from rlprims import losses
 from rlprims.algorithms import Algorithm, policy_losses, token_weights
-from rlprims.interop._package import package
 from rlprims.types import Totals
 
 __all__ = ["NeMoRL", "PrimeRL", "SkyRL", "Slime"]
@@ -61,7 +62,7 @@ class PrimeRL(_Loss):
         policies = (x.trainer_logprobs, x.inference_logprobs, x.inference_logprobs, x.ref_logprobs)
         columns = (None if each is None else each[None] for each in (*policies, x.advantages, x.loss_mask))
         loss = (self.per_token(*columns) * (1.0 if x.loss_weights is None else x.loss_weights)).sum()
-        return package("prime_rl.trainer.rl.loss", "prime-rl", "PrimeRL").LossOutputs(loss=loss, metrics={})
+        return _package("prime_rl.trainer.rl.loss", "prime-rl", "PrimeRL").LossOutputs(loss=loss, metrics={})
 
 
 class SkyRL(_Loss):
@@ -95,7 +96,7 @@ class NeMoRL(_Loss):
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm)
-        names = package("nemo_rl.algorithms.loss.interfaces", "nemo-rl", "NeMoRL")
+        names = _package("nemo_rl.algorithms.loss.interfaces", "nemo-rl", "NeMoRL")
         self.input_type = names.LossInputType.LOGPROB
         self.loss_type = names.LossType[self._means[algorithm.aggregation.fn]]
         self.reference_policy_kl_penalty = float("ref_log_probs" in algorithm.loss_needs)  # NeMo-RL then adds a column
@@ -123,7 +124,7 @@ class Slime(_Loss):
         by_token, kl = self.algorithm.aggregation.fn is losses.token_mean, "ref_log_probs" in self.algorithm.loss_needs
         alone = {"use_rollout_logprobs": False, "use_tis": False, "entropy_coef": 0.0, "context_parallel_size": 1}
         self.check_settings(args, calculate_per_token_loss=by_token, use_kl_loss=kl, **alone)
-        slime = package("slime.backends.megatron_utils.loss", "slime", "Slime")
+        slime = _package("slime.backends.megatron_utils.loss", "slime", "Slime")
         columns = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
         columns |= slime.get_rollout_top_p_logprob_kwargs(args, batch)
         new = torch.cat(slime.get_log_probs_and_entropy(logits, args=args, **columns)[1]["log_probs"])
@@ -134,3 +135,10 @@ class Slime(_Loss):
         old = new.detach() if old is None else old
         loss = sum_of_sample_mean(self.per_token(new, old, sampler, ref, advantages, mask, cu_seqlens))
         return loss, {"loss": loss.detach()}
+
+
+def _package(module: str, name: str, user: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{user} needs {name} ({error}): pip install {name}") from error

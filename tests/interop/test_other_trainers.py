@@ -1,4 +1,4 @@
-"""``interop.trainers``: the steps of each trainer, as its own files divide and add, are the step of the algorithm.
+"""``examples/other_trainers.py``: the steps of each trainer, as its files divide and add, are the algorithm's step.
 
 The stand-ins have the interface of prime-rl 559b4477 (trainer/rl/loss.py: LossInputs, compute_loss), SkyRL a9564572
 (skyrl_train/utils/ppo_utils.py: apply_loss_reduction_to_advantages_minibatch), NeMo-RL 7ea279ab
@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.other_trainers import NeMoRL, PrimeRL, SkyRL, Slime
 from rlprims import algorithms, corrections, losses
 from rlprims.algorithms import Algorithm, policy_objective, token_weights, use
-from rlprims.interop.trainers import NeMoRL, PrimeRL, SkyRL, Slime
 
 Data = dict[str, Tensor]
 LENGTHS = (5, 1, 3, 2, 4, 2)
