@@ -7,9 +7,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from rlprims import advantage
 from rlprims.algorithms import BoundFunction, use
-from rlprims.audit._candidates import FINE, Options, candidates, estimators, transforms
-from rlprims.audit._found import Found, changed, difference, simplest
+from rlprims.audit._candidates import FINE, Options, candidates, of_package
+from rlprims.audit._found import Found, difference, plain, simplest
 from rlprims.grouping import dense_ids
 from rlprims.ratios import Estimator
 from rlprims.rewards import at_last_token, kl_penalty
@@ -23,18 +24,18 @@ def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float)
     mask = data["response_mask"]
     wanted = torch.where(mask, data["advantages"].double(), 0.0)
     if not wanted.any():
-        return Found({}, "cannot be told: all advantages are 0", 0.0, {})
+        return Found({}, "cannot be told: all advantages are 0", {})
     nearest: tuple[float, str, Tensor] = (torch.inf, "", wanted)
     for said, columns in _inputs(data, more):
-        fits: list[tuple[BoundFunction, float]] = []
+        fits: list[BoundFunction] = []
         for fn, values, result in _coarse(columns, more, mask):
             apart = difference(result, wanted)
-            nearest = min(nearest, (apart, f"{use(fn, **values)}{said}", result), key=lambda each: each[0])
+            nearest = min(nearest, (apart, f"{plain(use(fn, **values))}{said}", result), key=lambda each: each[0])
             if apart < _COARSE:
                 fits += _finely(fn, values, columns, wanted, more, tolerance)
         if fits:
-            part, apart, undecided = simplest(fits)
-            return Found({"advantage": part}, f"{part}{said}", apart, undecided)
+            part, undecided = simplest(fits)
+            return Found({"advantage": part}, f"{part}{said}", undecided)
         if found := _transformed(columns, wanted, more, tolerance, said):
             return found
     return _none(*nearest, wanted, data)
@@ -61,7 +62,7 @@ def _inputs(data: Mapping[str, Tensor], more: Options) -> Iterator[tuple[str, di
 
 def _coarse(columns: Mapping[str, Tensor], more: Options, mask: Tensor) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
     """Every estimator with every combination of its coarse hyperparameters, and its result."""
-    for fn in estimators(columns):
+    for fn in of_package(advantage, {"response_mask"}, {"advantages"}, columns):
         for values in candidates(fn, more, fine=False):
             if (result := _call(fn, columns, values, mask)) is not None:
                 yield fn, values, result
@@ -69,13 +70,13 @@ def _coarse(columns: Mapping[str, Tensor], more: Options, mask: Tensor) -> Itera
 
 def _finely(
     fn: Any, coarse: Mapping[str, Any], columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float
-) -> Iterator[tuple[BoundFunction, float]]:
+) -> Iterator[BoundFunction]:
     mask = columns["response_mask"]
     for fine in candidates(fn, more, fine=True):
         values = {**coarse, **{name: value for name, value in fine.items() if name in FINE}}
         result = _call(fn, columns, values, mask)
-        if result is not None and (apart := difference(result, wanted)) <= tolerance:
-            yield use(fn, **values), apart
+        if result is not None and difference(result, wanted) <= tolerance:
+            yield use(fn, **values)
 
 
 def _transformed(
@@ -84,21 +85,22 @@ def _transformed(
     """An estimator with a transform after it, such as whitening. The sign and the order of most tokens stay."""
     mask = columns["response_mask"]
     y = wanted[mask] - wanted[mask].mean()
+    readable = {**columns, "advantages": wanted}
     for fn, values, result in _coarse(columns, more, mask):
         x = result[mask] - result[mask].mean()
         if float((x @ y) / (x.norm() * y.norm()).clamp(min=1e-30)) < 0.5:
             continue
-        for transform in transforms({**columns, "advantages": result}):
+        for transform in of_package(advantage, {"response_mask", "advantages"}, set(), readable):
             fits = []
             for chosen in candidates(transform, more):
                 after = _call(transform, {**columns, "advantages": result}, chosen, mask)
-                if after is not None and (apart := difference(after, wanted)) <= tolerance:
-                    fits.append((use(transform, **chosen), apart))
+                if after is not None and difference(after, wanted) <= tolerance:
+                    fits.append(use(transform, **chosen))
             if fits:
-                part, apart, undecided = simplest(fits)
-                estimator = use(fn, **changed(use(fn, **values)))
+                part, undecided = simplest(fits)
+                estimator = plain(use(fn, **values))
                 parts = {"advantage": estimator, "normalization": part}
-                return Found(parts, f"{part} of {estimator}{said}", apart, undecided)
+                return Found(parts, f"{part} of {estimator}{said}", undecided)
     return None
 
 
@@ -117,4 +119,4 @@ def _none(apart: float, said: str, result: Tensor, wanted: Tensor, data: Mapping
     group = f", group {int(data['group_ids'][row])}" if "group_ids" in data else ""
     numbers = f"{float(wanted[row, position]):.6g}, not {float(result[row, position]):.6g}"
     said = f"none; the nearest is {said}, which differs by {apart:.2%} at row {row}{group}, token {position}: {numbers}"
-    return Found({}, said, apart, {})
+    return Found({}, said, {})

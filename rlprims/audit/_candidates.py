@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from rlprims import advantage, corrections, losses
+from rlprims import corrections, losses
 from rlprims.algorithms import DIALECTS, PRESETS, Algorithm, BoundFunction, LossTerm, use
 
 Options: TypeAlias = Mapping[str, Sequence[Any]]
@@ -22,12 +22,10 @@ Weighting: TypeAlias = tuple[tuple[BoundFunction, ...], BoundFunction | None]
 
 USUAL: Options = {
     "ddof": (0, 1),
-    "eps": (0.0, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4),
-    "whiten_eps": (1e-8, 1e-6, 1e-4),
+    **dict.fromkeys(("eps", "whiten_eps"), (0.0, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4)),
     "gamma": (0.9, 0.95, 0.99, 1.0),
     "lam": (0.0, 0.9, 0.95, 1.0),
-    "clip_low": (0.1, 0.2, 0.3),
-    "clip_high": (0.1, 0.2, 0.24, 0.28, 0.3),
+    **dict.fromkeys(("clip_low", "clip_high"), (0.1, 0.2, 0.24, 0.28, 0.3)),
     "dual_clip": (None, 3.0),
     "high": (1.5, 2.0, 3.0, 5.0),
 }
@@ -80,16 +78,6 @@ def of_package(package: Any, wants: set[str], without: set[str], batch: Mapping[
     functions = [fn for name in package.__all__ if inspect.isfunction(fn := getattr(package, name))]
     needs = {fn: use(fn).needs for fn in functions}
     return [fn for fn in functions if wants <= needs[fn] <= batch.keys() and not without & needs[fn]]
-
-
-def estimators(batch: Mapping[str, Tensor]) -> list[Any]:
-    """Functions of rewards to advantages per token."""
-    return of_package(advantage, {"response_mask"}, {"advantages"}, batch)
-
-
-def transforms(batch: Mapping[str, Tensor]) -> list[Any]:
-    """Functions of advantages to advantages."""
-    return of_package(advantage, {"response_mask", "advantages"}, set(), batch)
 
 
 def policy_losses(batch: Mapping[str, Tensor]) -> list[Any]:

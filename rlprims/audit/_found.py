@@ -39,17 +39,15 @@ class Found:
     parts: Mapping[str, Any]
     said: str
     """One line: the formula, or the nearest one and where it differs."""
-    difference: float
-    """The largest difference to the trainer's numbers, relative to the largest of them."""
     undecided: Mapping[str, tuple[Any, ...]]
     """Other values that give the same numbers on this batch, by hyperparameter."""
 
     def __str__(self) -> str:
-        lines = [self.said]
+        lines = ""
         for name, values in self.undecided.items():
             decides = f"; {_DECIDES[name]} would decide" if name in _DECIDES else ""
-            lines.append(f"  {name} may be {' or '.join(map(str, values))} as well{decides}")
-        return "\n".join(lines)
+            lines += f"\n  {name} may be {' or '.join(map(str, values))} as well{decides}"
+        return self.said + lines
 
 
 def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
@@ -66,6 +64,11 @@ def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
         data["rewards"] = data["rm_scores"]
     if "advantages" in data and data["advantages"].dim() == 1:
         data["advantages"] = data["advantages"][:, None].expand(mask.shape)
+    for name in ("log_probs", "old_log_probs", "losses", "gradients", "advantages"):
+        if name in data and data[name].shape != mask.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(data[name].shape)}, expected {tuple(mask.shape)}, as response_mask"
+            )
     return data | {name: dense_ids(named[name]) for name in ("group_ids", "trajectory_ids") if name in named}
 
 
@@ -76,11 +79,10 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return float(apart)
 
 
-def simplest(fits: Iterable[tuple[BoundFunction, float]]) -> tuple[BoundFunction, float, dict[str, tuple[Any, ...]]]:
-    """The use with the fewest values that are not defaults, its difference, and what else it may be."""
-    by_cost = sorted(fits, key=lambda fit: len(changed(fit[0])))
-    best, apart = by_cost[0]
-    return use(best.fn, **changed(best)), apart, worded(best, [part for part, _ in by_cost])
+def simplest(fitting: Iterable[BoundFunction]) -> tuple[BoundFunction, dict[str, tuple[Any, ...]]]:
+    """The use with the fewest values that are not defaults, and what else it may be."""
+    by_cost = sorted(fitting, key=lambda part: len(changed(part)))
+    return plain(by_cost[0]), worded(by_cost[0], by_cost)
 
 
 def worded(best: BoundFunction, fitting: Iterable[BoundFunction]) -> dict[str, tuple[Any, ...]]:
@@ -100,3 +102,8 @@ def changed(part: BoundFunction) -> dict[str, Any]:
     """Its hyperparameters that differ from the defaults."""
     defaults = use(part.fn).hyperparameters
     return {name: value for name, value in part.hyperparameters.items() if defaults.get(name, ...) != value}
+
+
+def plain(part: BoundFunction) -> BoundFunction:
+    """The same use, with only those bound."""
+    return use(part.fn, **changed(part))

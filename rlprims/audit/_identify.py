@@ -52,8 +52,7 @@ def identify(
     - ``loss``, a number: the step's. It also shows the mean of ``losses``.
 
     ``micro_batches`` (B,) and ``ranks`` (B,), the number of each row's, let it see denominators of a part of the step.
-    The search goes over the primitives, their hyperparameters at the values of all presets and dialects and at usual
-    ones, corrections and selections as presets have them, and loss terms, whose coefficients it solves for.
+    Hyperparameters have the values of all presets and dialects, and usual ones. Coefficients of terms are solved for.
 
     Args:
         batch: named tensors, padded.

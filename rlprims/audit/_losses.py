@@ -10,14 +10,11 @@ from torch import Tensor
 from rlprims import advantage, losses
 from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, token_weights, use
 from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms, policy_losses, weightings
-from rlprims.audit._found import Found, changed, difference, worded
+from rlprims.audit._found import Found, changed, difference, plain, worded
 
-_TOKENS = 2048
 _EXACT = 1e-4
 _ALONE: Weighting = ((), None)
 Data: TypeAlias = Mapping[str, Tensor]
-Policy: TypeAlias = tuple[Any, Mapping[str, Any]]
-"""A loss function and all of its hyperparameters."""
 
 
 class Mean(NamedTuple):
@@ -31,26 +28,22 @@ class Mean(NamedTuple):
 class Fit(NamedTuple):
     """factor x policy loss x weighting, plus coefficient x term, under a mean."""
 
-    policy: Policy
+    policy: BoundFunction
     mean: Mean
     weighting: Weighting
     term: LossTerm | None
     factor: float
     coefficient: float
-    difference: float
-
-    @property
-    def loss(self) -> BoundFunction:
-        part = use(self.policy[0], **self.policy[1])
-        return use(part.fn, **changed(part))
 
 
 def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]:
     """The stages ``loss`` and ``mean``: the formula of ``gradients``, ``losses`` or ``loss``."""
     data = {name: x.double() if x.is_floating_point() else x for name, x in data.items()}
+    if "log_probs" not in data:
+        raise ValueError(f"expected log_probs (B, T) for the losses; the batch has {sorted(data)}")
     kind = next(name for name in ("gradients", "losses", "loss") if name in data)
     if not data[kind].any():
-        return {"loss": Found({}, f"cannot be told: all {kind} are 0", 0.0, {})}
+        return {"loss": Found({}, f"cannot be told: all {kind} are 0", {})}
     means = list(_means(data, more))
     search = _Search(data, kind, means, more, tolerance)
     fits: list[Fit] = []
@@ -65,8 +58,7 @@ def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]
         fitting = fitting or [long for mean, total in totals if total and (long := _of_length(mean, wanted / total))]
         stages["mean"] = _said_mean(fitting, means, data["losses"])
     elif kind != "losses" and fits:
-        best = fits[0]
-        fitting = [fit.mean for fit in fits if fit.policy == best.policy and fit[2:4] == best[2:4]]
+        fitting = [fit.mean for fit in fits if fit[0] == fits[0][0] and fit[2:4] == fits[0][2:4]]
         stages["mean"] = _said_mean(fitting, means, data.get("losses"))
     return stages
 
@@ -80,10 +72,10 @@ class _Rows:
         self.data["log_probs"] = self.data["log_probs"].clone().requires_grad_(kind == "gradients")
         self.wanted = data["loss"].reshape(1) if kind == "loss" else self.data[kind][self.mask]
 
-    def losses(self, policy: Policy) -> Tensor | None:
+    def losses(self, policy: BoundFunction) -> Tensor | None:
         """Per token; None if the data or the hyperparameters do not fit, or there is no gradient to compare."""
         try:
-            per_token = use(policy[0])(self.data, **policy[1])
+            per_token = policy(self.data)
         except (ValueError, TypeError):
             return None
         fits = isinstance(per_token, Tensor) and per_token.shape == self.mask.shape
@@ -130,10 +122,11 @@ class _Search:
         few = everything if kind == "loss" else _telling_rows(data)
         self.few = _Rows(data, kind, few, len(everything)) if len(few) < len(everything) else self.whole
         self.data, self.kind, self.more, self.tolerance = data, kind, more, tolerance
-        self.nearest: tuple[float, Policy | None] = (torch.inf, None)
+        self.nearest: tuple[float, BoundFunction | None] = (torch.inf, None)
         whole = Mean(use(losses.token_sum), "", data["response_mask"].double())
-        one_each = [[mean] for mean in (means if kind == "loss" else [whole])]
-        self.directions = _directions(means) if kind == "gradients" else one_each
+        self.directions = {"gradients": _directions(means), "loss": [[mean] for mean in means], "losses": [[whole]]}[
+            kind
+        ]
 
     def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
         """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
@@ -147,34 +140,32 @@ class _Search:
             for per_token, alike in self._distinct(fn):
                 for (means, columns), (weighting, factor) in product(directions, factors):
                     of_policy = self.few.column(per_token, means[0].weights * factor)
-                    for fit in self.few.solve(of_policy, columns):
-                        number, _, _, apart = fit
+                    for number, _, _, apart in self.few.solve(of_policy, columns):
                         if apart < self.nearest[0]:
-                            self.nearest = apart, (fn, alike[0])
+                            self.nearest = apart, alike[0]
                         if apart <= self.tolerance:
-                            term = terms[number] if terms else None
-                            for values in alike:
-                                found += self._on_all((fn, values), means, weighting, factor, term)
+                            for policy in alike:
+                                found += self._on_all(policy, means, weighting, factor, (*terms, None)[number])
         counts = [count for fit in found if (count := _count_of(fit.factor))]
         if counts:
-            likely = [fit for fit in found if _count_of(fit.factor) == min(counts)]
+            found = [fit for fit in found if _count_of(fit.factor) == min(counts)]
         else:  # no mean explains the factor: the first one
-            likely = [fit for fit in found if fit.mean is found[0].mean]
-        return sorted(likely, key=lambda fit: len(fit.loss.bound) + bool(fit.mean.over))
+            found = [fit for fit in found if fit.mean is found[0].mean]
+        return sorted(found, key=lambda fit: len(changed(fit.policy)) + bool(fit.mean.over))
 
-    def _distinct(self, fn: Any) -> list[tuple[Tensor, list[Mapping[str, Any]]]]:
-        """Its losses per token on a few rows, with all values of its hyperparameters that give them."""
-        alike: dict[bytes, tuple[Tensor, list[Mapping[str, Any]]]] = {}
-        for values in candidates(fn, self.more):
-            per_token = self.few.losses((fn, values))
+    def _distinct(self, fn: Any) -> list[tuple[Tensor, list[BoundFunction]]]:
+        """Its losses per token on a few rows, with all of its uses that give them."""
+        alike: dict[bytes, tuple[Tensor, list[BoundFunction]]] = {}
+        for policy in (use(fn, **values) for values in candidates(fn, self.more)):
+            per_token = self.few.losses(policy)
             if per_token is not None:
                 column = self.few.column(per_token, self.directions[0][0].weights) if self.kind != "loss" else per_token
                 key = column.detach().numpy().tobytes()
-                alike.setdefault(key, (per_token, []))[1].append(values)
+                alike.setdefault(key, (per_token, []))[1].append(policy)
         return list(alike.values())
 
     def _on_all(
-        self, policy: Policy, means: Sequence[Mean], weighting: Weighting, factor: Tensor, term: LossTerm | None
+        self, policy: BoundFunction, means: Sequence[Mean], weighting: Weighting, factor: Tensor, term: LossTerm | None
     ) -> Iterator[Fit]:
         """The fit on all rows, under each of the means that differ by a factor only."""
         per_token = self.whole.losses(policy)
@@ -187,7 +178,7 @@ class _Search:
                 own, of_term = _near_one(scale * ratio), coefficient * ratio
                 if own != 1 and (long := _of_length(mean, own)):
                     mean, own, of_term = long, 1.0, of_term / own
-                yield Fit(policy, mean, weighting, term, own, of_term, apart)
+                yield Fit(policy, mean, weighting, term, own, of_term)
 
     def _term(self, term: LossTerm, mean: Mean, rows: _Rows) -> Tensor:
         """The numbers of a term with coefficient 1, in some rows; a mean or a selection of its own is over the step."""
@@ -258,7 +249,7 @@ def _telling_rows(data: Data) -> Tensor:
     by_group = torch.zeros(int(ids.max()) + 1, dtype=gap.dtype).scatter_reduce(0, ids, gap.amax(1), "amax")
     order = by_group.argsort(descending=True)
     tokens = torch.zeros(len(by_group), dtype=torch.int64).index_add(0, ids, mask.sum(1))[order].cumsum(0)
-    return torch.isin(ids, order[: 1 + int((tokens < _TOKENS).sum())]).nonzero()[:, 0]
+    return torch.isin(ids, order[: 1 + int((tokens < 2048).sum())]).nonzero()[:, 0]
 
 
 def _means(data: Data, more: Options) -> Iterator[Mean]:
@@ -284,30 +275,30 @@ def _means(data: Data, more: Options) -> Iterator[Mean]:
             yield Mean(part, over, weights / len(numbers))
 
 
-def _said_loss(fits: Sequence[Fit], nearest: tuple[float, Policy | None]) -> Found:
+def _said_loss(fits: Sequence[Fit], nearest: tuple[float, BoundFunction | None]) -> Found:
     if not fits:
         apart, policy = nearest
-        name = "none" if policy is None else f"none; the nearest is {use(policy[0], **policy[1])}"
-        return Found({}, f"{name}, which differs by {apart:.2%}", apart, {})
+        name = "none" if policy is None else f"none; the nearest is {plain(policy)}"
+        return Found({}, f"{name}, which differs by {apart:.2%}", {})
     best = fits[0]
-    corrections, selection = best.weighting
-    parts: dict[str, Any] = {"policy_loss": best.loss}
-    said = str(best.loss)
+    loss, (corrections, selection) = plain(best.policy), best.weighting
+    parts: dict[str, Any] = {"policy_loss": loss}
+    said = str(loss)
     if best.factor != 1:
-        said, parts["policy_coefficient"] = f"{best.factor:.6g} x {best.loss}", best.factor
+        said, parts["policy_coefficient"] = f"{best.factor:.6g} x {loss}", best.factor
     if corrections or selection:
         said += "".join(f" x {part}" for part in (*corrections, *([selection] if selection else [])))
         parts |= {"corrections": corrections, "token_selection": selection}
     if best.term is not None:
         said += f" + {best.coefficient:.6g} x {best.term.loss}"
         parts["loss_terms"] = (best.term.model_copy(update={"coefficient": best.coefficient}),)
-    same = [fit.loss for fit in fits if fit.mean is best.mean and fit[2:4] == best[2:4]]
-    return Found(parts, said, best.difference, worded(best.loss, same))
+    same = [fit.policy for fit in fits if fit.mean is best.mean and fit[2:4] == best[2:4]]
+    return Found(parts, said, worded(loss, same))
 
 
 def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], per_token: Tensor | None) -> Found:
     if not fitting:
-        return Found({}, "none of the library's means, with these denominators", torch.inf, {})
+        return Found({}, "none of the library's means, with these denominators", {})
     best = fitting[0]
     said = str(best.use)
     if best.over:
@@ -318,4 +309,4 @@ def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], per_token: Tensor
             said += f": {apart:.1%} from the step's"
     names = dict.fromkeys(f"{mean.use}{' ' if mean.over else ''}{mean.over}" for mean in fitting)
     others = tuple(names)[1:]
-    return Found({"aggregation": best.use}, said, 0.0, {"aggregation": others} if others else {})
+    return Found({"aggregation": best.use}, said, {"aggregation": others} if others else {})

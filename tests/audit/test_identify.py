@@ -213,3 +213,12 @@ def test_the_names_and_shapes_of_trl_and_verl_are_read() -> None:
         "advantages": centred(batch, eps=1e-6),
     }
     assert audit.identify(verl)["advantages"].said == "advantage.grpo"
+
+
+def test_a_wrong_shape_and_a_missing_column_are_named() -> None:
+    batch = step()
+    with pytest.raises(ValueError, match=r"losses has shape \(16, 4\), expected \(16, 5\), as response_mask"):
+        audit.identify({**batch, "losses": torch.zeros(16, 4)})
+    del batch["log_probs"], batch["scores"]
+    with pytest.raises(ValueError, match=r"expected log_probs \(B, T\) for the losses"):
+        audit.identify({**batch, "losses": torch.ones(16, 5)})
