@@ -6,12 +6,13 @@ from difflib import SequenceMatcher, get_close_matches
 from typing import NoReturn
 
 OTHER_WORDS = {
-    **{"ppo": "clipped_surrogate", "ppo_clip": "clipped_surrogate", "ppo_loss": "clipped_surrogate"},
+    **dict.fromkeys(("ppo", "ppo_clip", "ppo_loss"), "clipped_surrogate"),
     **{"policy_gradient": "reinforce", "entropy": "negative_entropy", "value": "value_loss", "kl_loss": "kl"},
     **{"token_level_rewards": "rewards", "token_level_scores": "rm_scores", "index": "group_ids", "uid": "group_ids"},
-    **{"old_log_prob": "old_log_probs", "ref_log_prob": "ref_log_probs", "log_prob": "log_probs"},
-    **{"old_per_token_logps": "old_log_probs", "per_token_logps": "log_probs", "completion_mask": "response_mask"},
-    **{"ref_per_token_logps": "ref_log_probs", "sampling_per_token_logps": "rollout_log_probs"},
+    **{"reward_baselines": "baseline_scores", "rollout_is_weights": "loss_weights", "completion_mask": "response_mask"},
+    **{"log_prob": "log_probs", "per_token_logps": "log_probs", "sampling_per_token_logps": "rollout_log_probs"},
+    **dict.fromkeys(("old_log_prob", "old_per_token_logps"), "old_log_probs"),
+    **dict.fromkeys(("ref_log_prob", "ref_per_token_logps"), "ref_log_probs"),
 }
 """Names of other libraries, and what they are called here."""
 

@@ -15,7 +15,6 @@ from rlprims.grouping import dense_ids
 from rlprims.ratios import Estimator
 from rlprims.rewards import at_last_token, kl_penalty
 
-_COARSE = 0.05
 _PARTS = {"ranks": " over all rows of a rank", "micro_batches": " over all rows of a micro-batch"}
 
 
@@ -31,7 +30,7 @@ def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float)
         for fn, values, result in _coarse(columns, more, mask):
             apart = difference(result, wanted)
             nearest = min(nearest, (apart, f"{plain(use(fn, **values))}{said}", result), key=lambda each: each[0])
-            if apart < _COARSE:
+            if apart < 0.05:
                 fits += _finely(fn, values, columns, wanted, more, tolerance)
         if fits:
             part, undecided = simplest(fits)
