@@ -1,0 +1,117 @@
+"""Does ``audit.identify`` name every preset's and dialect's step, and how fast? ``python -m benchmarks.audit``.
+
+A step is made as in tests/audit/test_identify_presets.py, at two sizes. It is named if what the answer computes is equal
+to the step's numbers to 1e-5.
+"""
+
+import resource
+from collections import Counter
+from pathlib import Path
+from time import process_time
+
+import torch
+
+from benchmarks import _machine
+from rlprims import advantage, audit, losses
+from rlprims.rewards import at_last_token
+from tests.audit.test_identify_presets import CASES, check, check_gradient, made
+
+PAGE = Path("docs/benchmarks/audit.md")
+SIZES = ((24, 6), (64, 40))
+ROWS, WIDTH = 512, 2048
+
+
+def named() -> list[str]:
+    """Rows of the table: how many steps were named, by what was given."""
+    counts: Counter[tuple[str, int]] = Counter()
+    missed: list[str] = []
+    for rows, width in SIZES:
+        for name, dialect in CASES:
+            for given, run in (("advantages, losses, loss", check), ("gradients", check_gradient)):
+                try:
+                    run(name, dialect, rows, width)
+                    counts[given, rows] += 1
+                except (AssertionError, ValueError) as error:
+                    missed.append(f"{name} {dialect or ''} ({rows}): {str(error).splitlines()[0]}")
+                except BaseException as skipped:  # pytest's own, for a loss without a gradient by log_probs
+                    if type(skipped).__name__ != "Skipped":
+                        raise
+                    counts[given, -rows] += 1
+    lines = []
+    for given in ("advantages, losses, loss", "gradients"):
+        for rows, width in SIZES:
+            asked = len(CASES) - counts[given, -rows]
+            lines.append(f"| {given} | {rows} x {width} | {counts[given, rows]} of {asked} |")
+    return lines + [f"\nNot named: {each}" for each in missed]
+
+
+def large() -> dict[str, torch.Tensor]:
+    """A step of 512 responses of up to 2,048 tokens, by DAPO's clip with a KL."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(WIDTH) < torch.randint(200, WIDTH, (ROWS, 1), generator=generator)
+    old = -torch.rand(ROWS, WIDTH, generator=generator) - 0.1
+    moved = {
+        name: old + by * torch.randn(ROWS, WIDTH, generator=generator)
+        for name, by in (("log_probs", 0.1), ("ref", 0.1))
+    }
+    scores, group_ids = (torch.rand(ROWS, generator=generator) < 0.5).float(), torch.arange(ROWS) // 8
+    advantages = advantage.grpo(at_last_token(scores, mask), group_ids, mask, eps=1e-4)
+    log_probs = moved["log_probs"].requires_grad_()
+    policy = losses.clipped_surrogate(log_probs, old, advantages, mask, clip_high=0.28)
+    loss = losses.token_mean(policy + 1e-3 * losses.kl(log_probs, moved["ref"], mask), mask)
+    return {
+        "response_mask": mask,
+        "scores": scores,
+        "group_ids": group_ids,
+        "advantages": advantages,
+        "old_log_probs": old,
+        "ref_log_probs": moved["ref"],
+        "log_probs": log_probs.detach(),
+        "gradients": torch.autograd.grad(loss, log_probs)[0],
+    }
+
+
+def timed() -> list[str]:
+    batch = large()
+    lines = []
+    for given, left_out in (("advantages", {"gradients", "log_probs"}), ("gradients", {"scores"})):
+        columns = {name: x for name, x in batch.items() if name not in left_out}
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, process_time()
+        found = audit.identify(columns)
+        seconds, grown = process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        said = "; ".join(each.said for each in found.stages.values())
+        lines.append(f"| {given} | {seconds:.1f} | {grown / 1024:.0f} | `{said}` |")
+    size = sum(x.nbytes for x in batch.values()) / 2**20
+    return [*lines, f"\nThe batch has {size:.0f} MiB."]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    assert all(made(name, dialect) for name, dialect in CASES)
+    large_step = timed()
+    PAGE.write_text(
+        "\n".join(
+            [
+                "# What `audit.identify` finds, and its time\n",
+                f"{len(CASES)} steps, of every preset and every dialect of one, made at two sizes. A step is named if the",
+                "algorithm of the answer computes its advantages, its losses per token and its loss, or its gradients,",
+                "to 1e-5. Losses of several tokens of the vocabulary have no gradient by `log_probs`.\n",
+                "| given | rows x tokens | right |",
+                "|---|---|---|",
+                *named(),
+                "\nReal steps of TRL 1.16 (8) and results of verl 0.9.1's trainer and actor (15) are tests of `make test-peers`.\n",
+                f"A step of {ROWS} responses of up to {WIDTH:,} tokens, one thread:\n",
+                "| given | CPU s | MiB more | answer |",
+                "|---|---|---|---|",
+                *large_step,
+                "",
+                _machine.made("python -m benchmarks.audit"),
+            ]
+        )
+        + "\n"
+    )
+    print(PAGE.read_text())
+
+
+if __name__ == "__main__":
+    main()
