@@ -1,7 +1,7 @@
 """Does ``audit.identify`` name every preset's and dialect's step, and how fast? ``python -m benchmarks.audit``.
 
-A step is made as in tests/audit/test_identify_presets.py, at two sizes. It is named if what the answer computes is equal
-to the step's numbers to 1e-5.
+A step is made as in tests/audit/test_identify_presets.py, at two sizes. It is named if the answer computes the step's
+numbers to 1e-5.
 """
 
 import resource
@@ -85,31 +85,40 @@ def timed() -> list[str]:
     return [*lines, f"\nThe batch has {size:.0f} MiB."]
 
 
+TEXT = """\
+# What `audit.identify` finds, and its time
+
+{cases} steps, of every preset and every dialect of one, made at two sizes. A step is named if the algorithm of the answer
+computes its advantages, its losses per token and its loss, or its gradients, to 1e-5. Losses of several tokens of the
+vocabulary have no gradient by `log_probs`.
+
+| given | rows x tokens | right |
+|---|---|---|
+{named}
+
+Real steps of TRL 1.16 (8 kinds), and 15 results of verl 0.9.1's trainer and actor, are tests of `make test-peers`.
+
+A step of {rows} responses of up to {width:,} tokens, one thread:
+
+| given | CPU s | MiB more | answer |
+|---|---|---|---|
+{timed}
+
+{made}
+"""
+
+
 def main() -> None:
     torch.set_num_threads(1)
     assert all(made(name, dialect) for name, dialect in CASES)
-    large_step = timed()
-    PAGE.write_text(
-        "\n".join(
-            [
-                "# What `audit.identify` finds, and its time\n",
-                f"{len(CASES)} steps, of every preset and every dialect of one, made at two sizes. A step is named if the",
-                "algorithm of the answer computes its advantages, its losses per token and its loss, or its gradients,",
-                "to 1e-5. Losses of several tokens of the vocabulary have no gradient by `log_probs`.\n",
-                "| given | rows x tokens | right |",
-                "|---|---|---|",
-                *named(),
-                "\nReal steps of TRL 1.16 (8) and results of verl 0.9.1's trainer and actor (15) are tests of `make test-peers`.\n",
-                f"A step of {ROWS} responses of up to {WIDTH:,} tokens, one thread:\n",
-                "| given | CPU s | MiB more | answer |",
-                "|---|---|---|---|",
-                *large_step,
-                "",
-                _machine.made("python -m benchmarks.audit"),
-            ]
-        )
-        + "\n"
-    )
+    values = {
+        "timed": "\n".join(timed()),
+        "named": "\n".join(named()),
+        "cases": len(CASES),
+        "rows": ROWS,
+        "width": WIDTH,
+    }
+    PAGE.write_text(TEXT.format(**values, made=_machine.made("python -m benchmarks.audit")))
     print(PAGE.read_text())
 
 
