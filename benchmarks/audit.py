@@ -88,7 +88,7 @@ def timed() -> list[str]:
 TEXT = """\
 # What `audit.identify` finds, and its time
 
-{cases} steps, of every preset and every dialect of one, made at two sizes. A step is named if the algorithm of the answer
+{cases} steps, of every preset and every dialect, made at two sizes. A step is named if the algorithm of the answer
 computes its advantages, its losses per token and its loss, or its gradients, to 1e-5. Losses of several tokens of the
 vocabulary have no gradient by `log_probs`.
 
