@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from dtensor_vocab import vocab_of
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from examples.dtensor_vocab import vocab_of
 from rlprims import advantage, corrections, filters, layout, losses
 from rlprims.logprobs import from_hidden, from_logits, from_logits_with_entropy, fused_loss
 from rlprims.types import SamplingSupport, SequenceShard, VocabShard

@@ -14,7 +14,7 @@ EXAMPLE = EXAMPLES / "several_ranks.py"
 def torchrun(script: Path, *options: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), str(script), *options]
-    found = os.pathsep.join([str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])])  # for gloo_ranks.py
+    found = os.pathsep.join([str(EXAMPLES.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # for gloo_ranks.py
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": found}
     )

@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 
 NEEDS = {
+    "test_audit_trl.py": ("trl",),
+    "test_audit_verl.py": ("verl",),
     "test_data_proto_tables.py": ("pandas", "pyarrow"),
     "test_data_proto_through_ray.py": ("ray",),
     "test_liger_loss.py": ("liger_kernel",),
