@@ -293,7 +293,6 @@ OWN_TESTS_THAT_DIFFER = {
     "test_dataproto_fold_unfold": "reorders in place",
     "test_dataproto_unfold_column_chunks": "lists that happen to be equally long become two dimensions",
     "test_concat_conflicting_non_metric_keys": "the words of a message",
-    "test_torch_save_data_proto": "removes what it saved as one file; here it is a directory",
     "test_numpy_dataproto_serialization_skips_tensordict_consolidation": "calls __setstate__ of its own format",
 }
 
