@@ -64,19 +64,16 @@ def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
         data["rewards"] = data["rm_scores"]
     if "advantages" in data and data["advantages"].dim() == 1:
         data["advantages"] = data["advantages"][:, None].expand(mask.shape)
-    for name in ("log_probs", "old_log_probs", "losses", "gradients", "advantages"):
-        if name in data and data[name].shape != mask.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(data[name].shape)}, expected {tuple(mask.shape)}, as response_mask"
-            )
+    per_token = {"log_probs", "old_log_probs", "losses", "gradients", "advantages"} & data.keys()
+    for name in (name for name in sorted(per_token) if data[name].shape != mask.shape):
+        raise ValueError(f"{name} has shape {tuple(data[name].shape)}, expected {tuple(mask.shape)}, as response_mask")
     return data | {name: dense_ids(named[name]) for name in ("group_ids", "trajectory_ids") if name in named}
 
 
 def difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference, relative to the largest number wanted; infinite if one of them is not finite."""
-    scale = wanted.abs().max()
-    apart = ((found - wanted).abs().max() / scale.clamp(min=1e-30)).nan_to_num(nan=torch.inf)
-    return float(apart)
+    apart = (found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
+    return float(apart.nan_to_num(nan=torch.inf))
 
 
 def simplest(fitting: Iterable[BoundFunction]) -> tuple[BoundFunction, dict[str, tuple[Any, ...]]]:

@@ -13,7 +13,6 @@ from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms
 from rlprims.audit._found import Found, changed, difference, plain, worded
 
 _EXACT = 1e-4
-_ALONE: Weighting = ((), None)
 Data: TypeAlias = Mapping[str, Tensor]
 
 
@@ -47,13 +46,13 @@ def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]
     means = list(_means(data, more))
     search = _Search(data, kind, means, more, tolerance)
     fits: list[Fit] = []
-    for weighted in ([_ALONE], weightings(data)[1:]):
+    for weighted in ([((), None)], weightings(data)[1:]):
         for terms in ([], loss_terms(data) if kind != "loss" else []):  # one number determines no coefficient
             fits = fits or search.fits(weighted, terms)
     stages = {"loss": _said_loss(fits, search.nearest)}
     if kind == "losses" and "loss" in data:
-        totals = [(mean, float((mean.weights * data["losses"]).sum())) for mean in means]
-        wanted = float(data["loss"])
+        wanted, per_token = float(data["loss"]), data["losses"]
+        totals = [(mean, float((mean.weights * per_token).sum())) for mean in means]
         fitting = [mean for mean, total in totals if abs(total - wanted) <= tolerance * abs(wanted)]
         fitting = fitting or [long for mean, total in totals if total and (long := _of_length(mean, wanted / total))]
         stages["mean"] = _said_mean(fitting, means, data["losses"])
@@ -217,11 +216,10 @@ def _count_of(factor: float) -> int | None:
 
 def _of_length(mean: Mean, factor: float) -> Mean | None:
     """Dr. GRPO's mean, if the factor is that of a constant length."""
-    length = 1 / factor if factor else 0.0
-    whole = round(length) > 1 and abs(length - round(length)) <= _EXACT * length
-    if mean.use.fn is not losses.seq_mean_token_sum or not whole:
+    n = round(1 / factor) if factor else 0
+    if mean.use.fn is not losses.seq_mean_token_sum or n < 2 or abs(n * factor - 1) > _EXACT:
         return None
-    return Mean(use(losses.seq_mean_token_sum_norm, length=float(round(length))), mean.over, mean.weights * factor)
+    return Mean(use(losses.seq_mean_token_sum_norm, length=float(n)), mean.over, mean.weights * factor)
 
 
 def _directions(means: Sequence[Mean]) -> list[list[Mean]]:
@@ -307,6 +305,5 @@ def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], per_token: Tensor
         if per_token is not None:
             apart = difference((best.weights * per_token).sum(), (step.weights * per_token).sum())
             said += f": {apart:.1%} from the step's"
-    names = dict.fromkeys(f"{mean.use}{' ' if mean.over else ''}{mean.over}" for mean in fitting)
-    others = tuple(names)[1:]
+    others = tuple(dict.fromkeys(f"{mean.use} {mean.over}".rstrip() for mean in fitting))[1:]
     return Found({"aggregation": best.use}, said, {"aggregation": others} if others else {})

@@ -10,7 +10,6 @@ from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlprims._imports import absolute
@@ -93,6 +92,8 @@ class RunConfig(Section):
         return tuple(absolute(name) for name in names)
 
     def to_yaml(self) -> str:
+        import yaml
+
         text = json.dumps(self.model_dump(mode="json")).replace("${", r"\\${")  # no references when it is read again
         return yaml.safe_dump(json.loads(text), sort_keys=False)
 
@@ -125,6 +126,8 @@ def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> 
 
 def read_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The settings of a file and of those that it extends."""
+    import yaml  # of the extra train; lab reads rows without it
+
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -166,6 +169,8 @@ def resolved(value: Any, settings: Mapping[str, Any], file: str, place: str) -> 
 
 
 def _set(values: dict[str, Any], override: str) -> None:
+    import yaml
+
     dotted, equals, text = override.partition("=")
     if not equals or not dotted:
         raise ValueError(f"override {override!r}: write key.subkey=value")
