@@ -41,7 +41,7 @@ Times are CPU milliseconds of one thread: the median of rounds in which all func
 
 Variants of ours, all peers, quartiles and peak memory: [every row]({all}). Other measurements: [targets](targets.md) ·
 [a step of the trainer](trainer_step.md) · [a step on SmolLM2-135M](smollm_step.md) · [ranks](ranks.md) · [engines of a
-cluster](execution.md) · [long runs](long_run.md) · [a GPU](gpu.md)
+cluster](execution.md) · [long runs](long_run.md) · [a GPU](gpu.md) · [what audit names](audit.md)
 
 ![Time of the fastest peer over ours, by case, on a log axis]({picture})
 
