@@ -14,6 +14,7 @@ from rlprims.audit._found import Found, changed, difference, plain, worded
 
 _EXACT = 1e-4
 Data: TypeAlias = Mapping[str, Tensor]
+Tried: TypeAlias = "tuple[list[BoundFunction], Sequence[Mean], Weighting, Tensor, LossTerm | None, float]"
 
 
 class Mean(NamedTuple):
@@ -44,18 +45,20 @@ def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]
     if not data[kind].any():
         return {"loss": Found({}, f"cannot be told: all {kind} are 0", {})}
     means = list(_means(data, more))
-    search = _Search(data, kind, means, more, tolerance)
+    summed = Mean(use(losses.token_sum), "", data["response_mask"].double())
+    search = _Search(data, kind, [summed] if kind == "losses" else means, more, tolerance)
+    terms = loss_terms(data) if kind != "loss" else []  # one number determines no coefficient
     fits: list[Fit] = []
-    for weighted in ([((), None)], weightings(data)[1:]):
-        for terms in ([], loss_terms(data) if kind != "loss" else []):  # one number determines no coefficient
-            fits = fits or search.fits(weighted, terms)
+    first, *others = weightings(data)
+    for weighted, extra in product([[first], others], [[], terms]):
+        fits = fits or search.fits(weighted, extra)
     stages = {"loss": _said_loss(fits, search.nearest)}
     if kind == "losses" and "loss" in data:
         wanted, per_token = float(data["loss"]), data["losses"]
         totals = [(mean, float((mean.weights * per_token).sum())) for mean in means]
         fitting = [mean for mean, total in totals if abs(total - wanted) <= tolerance * abs(wanted)]
         fitting = fitting or [long for mean, total in totals if total and (long := _of_length(mean, wanted / total))]
-        stages["mean"] = _said_mean(fitting, means, data["losses"])
+        stages["mean"] = _said_mean(fitting, means, per_token)
     elif kind != "losses" and fits:
         fitting = [fit.mean for fit in fits if fit[0] == fits[0][0] and fit[2:4] == fits[0][2:4]]
         stages["mean"] = _said_mean(fitting, means, data.get("losses"))
@@ -122,35 +125,33 @@ class _Search:
         self.few = _Rows(data, kind, few, len(everything)) if len(few) < len(everything) else self.whole
         self.data, self.kind, self.more, self.tolerance = data, kind, more, tolerance
         self.nearest: tuple[float, BoundFunction | None] = (torch.inf, None)
-        whole = Mean(use(losses.token_sum), "", data["response_mask"].double())
-        self.directions = {"gradients": _directions(means), "loss": [[mean] for mean in means], "losses": [[whole]]}[
-            kind
-        ]
+        self.directions = _directions(means) if kind == "gradients" else [[mean] for mean in means]
 
     def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
         """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
         found: list[Fit] = []
-        factors = [(weighting, self._factor(weighting)) for weighting in weighted]
-        directions: list[tuple[list[Mean], Tensor | None]] = [(means, None) for means in self.directions]
-        if terms:
-            of = {id(d): [self._term(term, d[0], self.few) for term in terms] for d in self.directions}
-            directions = [(means, torch.stack(of[id(means)], 1)) for means in self.directions]
-        for fn in policy_losses(self.data):
-            for per_token, alike in self._distinct(fn):
-                for (means, columns), (weighting, factor) in product(directions, factors):
-                    of_policy = self.few.column(per_token, means[0].weights * factor)
-                    for number, _, _, apart in self.few.solve(of_policy, columns):
-                        if apart < self.nearest[0]:
-                            self.nearest = apart, alike[0]
-                        if apart <= self.tolerance:
-                            for policy in alike:
-                                found += self._on_all(policy, means, weighting, factor, (*terms, None)[number])
+        for alike, means, weighting, factor, term, apart in self._tried(weighted, terms):
+            if apart < self.nearest[0]:
+                self.nearest = apart, alike[0]
+            for policy in alike if apart <= self.tolerance else ():
+                found += self._on_all(policy, means, weighting, factor, term)
         counts = [count for fit in found if (count := _count_of(fit.factor))]
         if counts:
             found = [fit for fit in found if _count_of(fit.factor) == min(counts)]
         else:  # no mean explains the factor: the first one
             found = [fit for fit in found if fit.mean is found[0].mean]
         return sorted(found, key=lambda fit: len(changed(fit.policy)) + bool(fit.mean.over))
+
+    def _tried(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> Iterator[Tried]:
+        """Every formula on a few rows, with its difference."""
+        factors = [(weighting, self._factor(weighting)) for weighting in weighted]
+        columns = [[self._term(term, means[0], self.few) for term in terms] for means in self.directions]
+        directions = [(d, torch.stack(c, 1) if c else None) for d, c in zip(self.directions, columns, strict=True)]
+        for per_token, alike in (each for fn in policy_losses(self.data) for each in self._distinct(fn)):
+            for (means, of_terms), (weighting, factor) in product(directions, factors):
+                of_policy = self.few.column(per_token, means[0].weights * factor)
+                for number, _, _, apart in self.few.solve(of_policy, of_terms):
+                    yield alike, means, weighting, factor, terms[number] if terms else None, apart
 
     def _distinct(self, fn: Any) -> list[tuple[Tensor, list[BoundFunction]]]:
         """Its losses per token on a few rows, with all of its uses that give them."""
