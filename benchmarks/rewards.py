@@ -25,10 +25,10 @@ from torch import Tensor
 
 from benchmarks._harness import Case
 from benchmarks._peers import peer
+from examples.remote_reward import Server, remote
 from rlprims.rewards import verifiers
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import remote
-from rlprims.rewards.scoring import naive
+from rlprims.rewards.scoring import batch, naive
 from rlprims.rewards.several import Reward, several
 
 EXCERPT = Path("tests/rewards/data/gsm8k_model_answers.jsonl")
@@ -137,13 +137,15 @@ def by_the_clock(count: int) -> None:
                 f"gsm8k, async, {WAIT * 1000:g} ms a call, 256 at once": lambda: (
                     several([Reward(gsm8k_by_a_service, concurrency=256)], marked, golds).scores
                 ),
-                "gsm8k, server, 16 rows a request": lambda: remote(url, marked, golds).scores,
-                "gsm8k, server, 1 row a request": lambda: remote(url, marked, golds, rows_per_request=1).scores,
+                "gsm8k, server, 16 rows a request": lambda: batch(remote, marked, golds, server=Server(url)).scores,
+                "gsm8k, server, 1 row a request": lambda: (
+                    batch(remote, marked, golds, server=Server(url, rows_per_request=1)).scores
+                ),
                 "gsm8k, all three at once": lambda: several(
                     [
                         Reward(pool, 1 / 3, "pool", per="scores"),
                         Reward(gsm8k_by_a_service, 1 / 3, concurrency=256),
-                        Reward(partial(remote, url), 1 / 3, "server", per="scores"),
+                        Reward(remote, 1 / 3, "server", per="batch", options={"server": Server(url)}),
                     ],
                     marked,
                     golds,
@@ -180,7 +182,7 @@ def _best_of_three(way: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def serve() -> None:
-    """A server of gsm8k, as ``rewards.remote`` asks it; its port on the first line."""
+    """A server of gsm8k, as ``examples/remote_reward.py`` asks it; its port on the first line."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx2
 
-from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.sandbox import CaseResult
 
 # Reads the arguments before the program runs, and marks the last line, the result, with a random text.
@@ -32,6 +31,14 @@ function = program.get({function!r}) or getattr(program["Solution"](), {function
 result = dumps(function(*arguments))
 sys.__stdout__.write("\\n{mark}" + result + "\\n")
 """
+
+
+class RemoteError(RuntimeError):
+    """The server did not answer, or its sandbox has failed. A run counts failures by ``cause``."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause, self.detail = cause, detail
 
 
 def run_cases(

@@ -68,7 +68,7 @@ def test_python_blocks_that_are_no_examples_compile(path: Path) -> None:
                 exec(line, {})
 
 
-def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
+def test_the_page_on_rewards_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of it, one after the other; ``url`` is a judge that is really there."""
     pytest.importorskip("math_verify")
     from tests.rewards.server import Server
@@ -77,6 +77,7 @@ def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
     with Server() as server:
         server.reply = docile
         names = {"__name__": "page", "url": server.url.removesuffix("/score") + "/v1", "folder": tmp_path}
+        monkeypatch.syspath_prepend(str(ROOT / "examples"))
         for code in blocks(DOCS / "rewards.md", "python"):
             exec(compile(code, "rewards.md", "exec"), names)
     assert names["weighted"].scores.tolist() == [1.0, 1.5]

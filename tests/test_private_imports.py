@@ -39,7 +39,7 @@ REASONS = {
     "one step of a method, against all possible steps": "batching/test_balance",
     "copies of files at a url, which a process keeps: a test makes it forget them": "test_storage trainer/test_copies",
     "a reading of a text or a pause that a verdict or a server's answer does not show": """
-        rewards/test_code_readings rewards/test_code_verdicts rewards/test_remote rewards/test_remote_faults
+        rewards/test_code_readings rewards/test_code_verdicts rewards/test_remote
     """,
     "the guest of the sandbox is exchanged or asked": "rewards/test_sandbox rewards/test_reward_hacks",
     "the table that is compared with TRL's own fields": "peers/test_trl_trainer",

@@ -25,9 +25,9 @@ ON_THE_HOST = {
 }
 """Functions and classes of labels: they read what they are given, and fill dictionaries and arrays of their own."""
 NOT_OF_TENSORS = (
-    *("batching/", "rewards/pool", "rewards/remote", "rewards/scoring", "rewards/several"),
-    *("rewards/_calls", "rewards/_columns", "rewards/_http", "rewards/_outcome", "rewards/_pool_server"),
-    *("rewards/_rates", "rewards/_waiting", "rewards/judges"),
+    *("batching/", "rewards/pool", "rewards/scoring", "rewards/several"),
+    *("rewards/_calls", "rewards/_columns", "rewards/_outcome", "rewards/_pool_server"),
+    *("rewards/_rates", "rewards/_waiting"),
 )
 """Files of lengths on the host, of texts and of processes."""
 WITH_NUMPY = ("grouping.py",)

@@ -81,7 +81,9 @@ def read(result: Any, rows: int | None = None) -> list[Outcome]:
 
 
 def read_row(result: Any) -> Outcome:
-    """The outcome of a number, or of a mapping with ``score``. Other values than numbers are left out."""
+    """The outcome of a number, a mapping with ``score``, or an exception. Other values than numbers are left out."""
+    if isinstance(result, Exception):
+        return raised(result)
     numbers = result if isinstance(result, (dict, Mapping)) else {"score": result}
     if "score" not in numbers:
         return Failure("returned no score", f"only {sorted(map(str, numbers))}"[:_LONGEST_DETAIL])

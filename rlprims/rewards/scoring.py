@@ -1,5 +1,5 @@
 """Scoring of texts: one by one (:func:`naive`), by a verifier of lists (:func:`batch`), in worker processes
-(:class:`rlprims.rewards.pool.Pool`), or by a server (:func:`rlprims.rewards.remote.remote`).
+(:class:`rlprims.rewards.pool.Pool`).
 
 All take the same data and return :class:`Scores`. If a row fails, only that row has no score, and the cause is counted.
 """

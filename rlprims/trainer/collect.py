@@ -162,7 +162,7 @@ class Collector:
             while not self._is_full(batch):
                 self._sample(batch)
         except SamplingExhausted as error:
-            scorers = [reward.path for reward in self.config.verifiers()]
+            scorers = [reward.fn.path for reward in self.config.verifiers()]
             counts = counts_of(batch.rows(), self.config.score_parts)
             raise SamplingExhausted(counts.explain(str(error), scorers, self.config.data.environment)) from None
         self.sampling.surplus.sort(key=_number)

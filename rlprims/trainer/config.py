@@ -199,7 +199,7 @@ class Config(SamplingSettings):
                 "reads rollout_log_probs"
             )
         messages += teacher_warnings(self)
-        in_this_process = [r.fn.fn for r in self.verifiers() if r.fn is not None and not r.workers]
+        in_this_process = [r.fn.fn for r in self.verifiers() if not r.workers]
         endless = [one for one in (rewards.verifiers.math, rewards.verifiers.by_source) if one in in_this_process]
         if endless and not plays:
             messages.append(f"verifiers.{endless[0].__name__} may never finish on a response: set scoring.workers")

@@ -43,8 +43,8 @@ def filter_note(config: Config, example: Example) -> str | None:
     if column == metric:
         return None
     if column is not None:
-        return f"{verifier.path} returns no acc: the filter looks at {column}"
-    missing = f"algorithm.filter.metric is {metric!r}, and {verifier.path} returned {sorted(returned)}"
+        return f"{verifier.fn.path} returns no acc: the filter looks at {column}"
+    missing = f"algorithm.filter.metric is {metric!r}, and {verifier.fn.path} returned {sorted(returned)}"
     if returned == {"scores"}:
         raise ValueError(f"{missing}: write scores, or return a dict with {metric!r}")
     return f"{missing} for the answer of the first question"

@@ -8,22 +8,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from examples.judge import Judge, rubric, tournament
+from examples.remote_reward import Server as Remote
+from examples.remote_reward import remote as of_rows
 from examples.sandbox_fusion import run_cases
-from examples.tournament import tournament
-from rlprims.rewards.judges import Judge, rubric
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import remote
 from rlprims.rewards.several import Reward, several
 from tests.rewards.misbehaving import obey
 from tests.rewards.server import Server
 from tests.rewards.test_pool import wait_until_ended
-from tests.rewards.test_remote import lengths
+from tests.rewards.test_remote import lengths, remote
 from tests.rewards.test_remote_faults import children, raw_server
 
 GONE = 20.0  # seconds within which the other end must notice: none of the calls ends by itself in 1,000
@@ -73,13 +72,13 @@ def calls(url: str) -> dict[str, Callable[[], Any]]:
     played = Reward(tournament, per="group", options={"judge": judge}, concurrency=2)
     rows = ["a", "b", "c"]
     return {
-        "remote": lambda: remote(url, rows, rows, deadline=None, **OPTIONS),
+        "remote": lambda: remote(url, rows, rows, deadline=1000.0, **OPTIONS),
         "remote in several": lambda: several(
-            [Reward(partial(remote, url, **OPTIONS), per="scores", name="s")], rows, rows
+            [Reward(of_rows, per="batch", options={"server": Remote(url, **OPTIONS)})], rows, rows
         ),
-        "a judge": lambda: rubric("a", judge=judge, criteria=criteria),
-        "judges in threads": lambda: several([graded], rows, rows),
-        "a tournament in threads": lambda: several([played], rows, rows, group_ids=[0, 0, 0]),
+        "a judge": lambda: asyncio.run(rubric("a", judge=judge, criteria=criteria)),
+        "judges": lambda: several([graded], rows, rows),
+        "a tournament": lambda: several([played], rows, rows, group_ids=[0, 0, 0]),
         "a sandbox server": lambda: list(
             run_cases("print(1)", [""], url=url, function=None, seconds=500, total_seconds=500, memory_mb=64)
         ),
@@ -176,10 +175,9 @@ def test_a_pool_that_still_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 SCRIPT = """
 import asyncio, sys, threading, time
-from functools import partial
-from rlprims.rewards.judges import Judge, rubric
+from examples.judge import Judge, rubric
+from examples.remote_reward import Server, remote
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import remote
 from rlprims.rewards.several import Reward, several
 
 url = sys.argv[1]
@@ -193,7 +191,7 @@ def blocks(response):
 judge = Judge(url + "v1", "m", timeout=1000.0)
 rewards = [
     Reward(Pool("tests.rewards.misbehaving.obey", workers=1, seconds=1000), per="scores", name="pool"),
-    Reward(partial(remote, url, timeout=1000.0), per="scores", name="remote"),
+    Reward(remote, per="batch", options={"server": Server(url, timeout=1000.0)}),
     Reward(rubric, options={"judge": judge, "criteria": {"a": "b"}}, concurrency=2),
     Reward(sleeps),
     Reward(blocks, concurrency=2),

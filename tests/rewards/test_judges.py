@@ -1,5 +1,6 @@
 """Judges at a local server that answers, stalls, and talks nonsense."""
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -11,15 +12,27 @@ from typing import Any
 
 import pytest
 
-from examples.tournament import tournament
+import examples.judge
+from examples.judge import Judge, JudgeError
 from rlprims.algorithms import BoundFunction
-from rlprims.rewards.judges import Judge, pair, rubric
-from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.several import Reward, several
 from rlprims.trainer.scoring.settings import RewardConfig
 from tests.rewards.server import Reply, Server
 
+SCRIPT = Path(__file__).parents[2] / "examples" / "judge.py"
 CRITERIA = {"right": {"text": "the number is the reference's", "weight": 3}, "short": "one sentence"}
+
+
+def rubric(*rows: Any, **options: Any) -> Any:
+    return asyncio.run(examples.judge.rubric(*rows, **options))
+
+
+def pair(*rows: Any, **options: Any) -> Any:
+    return asyncio.run(examples.judge.pair(*rows, **options))
+
+
+def tournament(*rows: Any, **options: Any) -> Any:
+    return asyncio.run(examples.judge.tournament(*rows, **options))
 
 
 @pytest.fixture
@@ -103,12 +116,12 @@ class TestARubric:
     def test_is_bound_as_yaml_has_it(self, judge: Judge) -> None:
         """And written back so."""
         values = {
-            "fn": "rlprims.rewards.judges.rubric",
+            "fn": f"{SCRIPT}:rubric",
             "judge": {"url": judge.url, "model": "m"},
             "criteria": CRITERIA,
         }
         bound = BoundFunction.model_validate(values)
-        assert dict(bound.bound)["judge"] == Judge(judge.url, "m")
+        assert vars(dict(bound.bound)["judge"]) == vars(Judge(judge.url, "m"))
         assert BoundFunction.model_validate(bound.model_dump(mode="json")) == bound
         with pytest.raises(ValueError, match=r"judge=.* has the wrong type"):
             BoundFunction.model_validate(values | {"judge": {"model": "m"}})
@@ -134,7 +147,7 @@ class TestWhatAJudgeCanDo:
         replies = {"bad": (lambda: (200, {"choices": [{"message": {"content": None}}]}, {})) if content is None else
                    lambda: said(content)}  # fmt: skip
         server.reply = lambda request: replies.get(shown(request, "Response"), lambda: graded(request))()
-        reward = Reward(rubric, options={"judge": judge, "criteria": CRITERIA}, concurrency=4)
+        reward = Reward(examples.judge.rubric, options={"judge": judge, "criteria": CRITERIA}, concurrency=4)
         scored = several([reward], ["72", "bad", "it is 72"], ["72"] * 3)
         assert scored.scores.isnan().tolist() == [False, True, False]
         assert [f.cause for f in scored.failures[1]] == [f"rubric {cause}"]
@@ -152,7 +165,7 @@ class TestWhatAJudgeCanDo:
     )
     def test_a_server_that_fails(self, judge: Judge, server: Server, reply: Reply, cause: str) -> None:
         server.reply = lambda request: reply
-        with pytest.raises(RemoteError) as error:
+        with pytest.raises(JudgeError) as error:
             rubric("72", judge=judge, criteria=CRITERIA)
         assert error.value.cause == cause
         assert len(server.requests) == (2 if cause == "HTTP 500" else 1)
@@ -160,7 +173,7 @@ class TestWhatAJudgeCanDo:
     def test_a_server_that_stalls(self, judge: Judge, server: Server) -> None:
         release = threading.Event()
         server.reply = lambda request: (release.wait(20), graded(request))[1]
-        with pytest.raises(RemoteError) as error:
+        with pytest.raises(JudgeError) as error:
             rubric("72", judge=replace(judge, timeout=0.2, retries=0), criteria=CRITERIA)
         release.set()
         assert error.value.cause == "no answer in time"
@@ -180,7 +193,7 @@ class TestWhatAJudgeCanDo:
 class TestACacheOnDisk:
     def test_asks_nothing_twice(self, judge: Judge, server: Server, tmp_path: Path) -> None:
         judge = replace(judge, cache=str(tmp_path / "verdicts.sqlite"))
-        reward = Reward(rubric, options={"judge": judge, "criteria": CRITERIA}, concurrency=8)
+        reward = Reward(examples.judge.rubric, options={"judge": judge, "criteria": CRITERIA}, concurrency=8)
         responses = [f"{n} is 72" for n in range(40)]
         first = several([reward], responses, ["72"] * 40)
         again = several([reward], responses, ["72"] * 40)
@@ -194,7 +207,7 @@ class TestACacheOnDisk:
     def test_keeps_verdicts_alone_and_trusts_no_other(self, judge: Judge, server: Server, tmp_path: Path) -> None:
         judge = replace(judge, cache=str(tmp_path / "verdicts.sqlite"), attempts=1)
         server.reply = lambda request: said("Well ...")
-        with pytest.raises(RemoteError):
+        with pytest.raises(JudgeError):
             rubric("72", "72", judge=judge, criteria=CRITERIA)
         server.reply = graded
         good = rubric("72", "72", judge=judge, criteria=CRITERIA)
@@ -222,7 +235,9 @@ class TestPairs:
 
     def test_a_group_plays_a_tournament(self, judge: Judge, server: Server) -> None:
         server.reply = longer
-        reward = Reward(tournament, per="group", options={"judge": judge, "concurrency": 4}, concurrency=2)
+        reward = Reward(
+            examples.judge.tournament, per="group", options={"judge": judge, "concurrency": 4}, concurrency=2
+        )
         responses = ["a", "aaa", "aa", "b", "bb"]
         scored = several([reward], responses, [""] * 5, {"question": ["?"] * 5}, group_ids=[0, 0, 0, 1, 1])
         assert scored.scores.tolist() == [0.0, 1.0, 0.5, 0.0, 1.0]
@@ -235,15 +250,13 @@ class TestPairs:
 
     def test_a_run_names_the_tournament_by_its_file(self, judge: Judge, server: Server) -> None:
         server.reply = longer
-        script = Path(__file__).parents[2] / "examples" / "tournament.py"
         options = {
             "judge": {"url": judge.url, "model": "m"},
             "opponents": 1,
             "instructions": "Prefer the longer.",
         }
-        reward = RewardConfig.model_validate({"fn": {"fn": f"{script}:tournament", **options}, "per": "group"})
+        reward = RewardConfig.model_validate({"fn": {"fn": f"{SCRIPT}:tournament", **options}, "per": "group"})
         assert RewardConfig.model_validate(reward.model_dump(mode="json")) == reward
-        assert reward.fn is not None
         named = Reward(reward.fn.fn, per="group", options=dict(reward.fn.bound))
         assert several([named], ["a", "aa"], ["", ""], group_ids=[0, 0]).scores.tolist() == [0.0, 1.0]
         assert server.requests[0]["messages"][0]["content"] == "Prefer the longer."
@@ -253,7 +266,7 @@ class TestPairs:
         rows = tournament(["a", "bad", "aaa"], [""] * 3, judge=judge)
         assert [row and row["score"] for row in rows] == [0.0, None, 1.0]
         server.reply = lambda r: (400, {}, {})
-        with pytest.raises(RemoteError, match="HTTP 400"):
+        with pytest.raises(JudgeError, match="HTTP 400"):
             tournament(["a", "b"], [""] * 2, judge=judge)
 
 
@@ -270,5 +283,9 @@ def test_concurrency_is_bounded(judge: Judge, server: Server) -> None:
         return graded(request)
 
     server.reply = slow
-    several([Reward(rubric, options={"judge": judge, "criteria": CRITERIA}, concurrency=3)], ["72"] * 20, ["72"] * 20)
+    several(
+        [Reward(examples.judge.rubric, options={"judge": judge, "criteria": CRITERIA}, concurrency=3)],
+        ["72"] * 20,
+        ["72"] * 20,
+    )
     assert 1 < most <= 3

@@ -15,8 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from examples.tournament import tournament
-from rlprims.rewards.judges import Judge, pair, rubric
+from examples.judge import Judge, pair, rubric, tournament
 from rlprims.rewards.several import Reward, several
 from tests import tiny
 

@@ -1,13 +1,37 @@
 """Scores by HTTP, from a server that is really there and misbehaves."""
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx2
 import pytest
 
-from rlprims.rewards._http import post
+from examples.remote_reward import RemoteError, post
+from examples.remote_reward import Server as Remote
+from examples.remote_reward import remote as of_rows
+from rlprims.algorithms import BoundFunction
 from rlprims.rewards._rates import Rates, tokens
-from rlprims.rewards.remote import RemoteError, remote
+from rlprims.rewards.scoring import Scores, batch
 from tests.rewards.server import Reply, Server
+
+
+def remote(
+    url: str,
+    responses: Sequence[str],
+    answers: Sequence[Any],
+    extra: Mapping[str, Sequence[Any]] | None = None,
+    **limits: Any,
+) -> Scores:
+    return batch(of_rows, responses, answers, extra, server=Remote(url, **limits))
+
+
+def send(url: str, waits: "Waits", **limits: Any) -> Any:
+    async def sent() -> Any:
+        async with httpx2.AsyncClient() as client:
+            return await post(client, Remote(url, timeout=5, backoff=8.0, **limits), b"{}", sleep=waits.sleep)
+
+    return asyncio.run(sent())
 
 
 def lengths(request: Any) -> Reply:
@@ -24,10 +48,13 @@ def test_rows_keep_their_order(server: Server) -> None:
     assert all(set(request) == {"responses", "answers", "data_source"} for request in server.requests)
 
 
-def test_a_server_that_recovers(server: Server) -> None:
+def test_a_server_that_recovers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="the environment variable SCORER_KEY is not set"):
+        asyncio.run(of_rows(["ab"], [""], server=Remote(server.url, key="SCORER_KEY")))
+    monkeypatch.setenv("SCORER_KEY", "canary")
     replies = iter([(503, {}, {}), (429, {}, {"Retry-After": "0"}), (500, b"oh", {})])
     server.reply = lambda request: next(replies, None) or lengths(request)
-    scores = remote(server.url, ["ab"], [""], backoff=0.01, headers={"Authorization": "Bearer canary"})
+    scores = remote(server.url, ["ab"], [""], backoff=0.01, key="SCORER_KEY")
     assert scores.scores.tolist() == [2]
     assert len(server.requests) == 4
     assert server.headers[0]["Authorization"] == "Bearer canary"
@@ -89,18 +116,18 @@ def test_waiting_doubles_and_is_asked_for(server: Server) -> None:
     server.reply = lambda request: (503, {}, {})
     waits = Waits()
     with pytest.raises(RemoteError, match=r"HTTP 503: .*, after 4 attempts"):
-        post(server.url, {}, timeout=5, retries=3, backoff=8.0, sleep=waits.sleep)
+        send(server.url, waits, retries=3)
     assert all(0.5 * 8 * 2**k <= wait <= 1.5 * 8 * 2**k for k, wait in enumerate(waits))
     assert len(waits) == 3
     server.reply = lambda request: (429, {}, {"Retry-After": "7"})
     with pytest.raises(RemoteError):
-        post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.sleep)
+        send(server.url, waits, retries=1)
     assert waits[3:] == [7.0]
 
 
 def test_the_rate_is_bounded(server: Server) -> None:
     server.reply = lengths
-    remote(server.url, ["a"] * 11, [""] * 11, rows_per_request=1, requests_per_second=20)
+    remote(server.url, ["a"] * 11, [""] * 11, rows_per_request=1, requests_per_minute=1200)
     assert max(server.times) - min(server.times) > 0.4  # ten gaps of 50 ms, less what the first was late
 
 
@@ -109,13 +136,13 @@ def test_tokens_are_paced_too(server: Server) -> None:
     assert [round(rates.turn(["a" * 196]), 1) for _ in range(3)] == [0.0, 0.5, 1.0]  # 50 each
     assert tokens(["a" * 40, ""]) == 11
     server.reply = lengths
-    remote(server.url, ["a" * 396] * 3, [""] * 3, rows_per_request=1, tokens_per_second=1000)  # 100 each
+    remote(server.url, ["a" * 396] * 3, [""] * 3, rows_per_request=1, tokens_per_minute=60_000)  # 100 each
     assert max(server.times) - min(server.times) > 0.15
 
 
 def test_settings(server: Server) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        remote(server.url, ["a"], [""], requests_per_second=-1)
+        BoundFunction.model_validate({"fn": of_rows, "server": {"url": server.url, "requests_per_minute": -1}})
     with pytest.raises(ValueError, match="answers has 1 rows"):
         remote(server.url, ["a", "b"], [""])
     assert remote(server.url, [], []).scores.shape == (0,)

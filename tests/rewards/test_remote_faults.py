@@ -19,13 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlprims.rewards._http import post
+from examples.remote_reward import RemoteError
+from rlprims.algorithms import BoundFunction
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import RemoteError, remote
+from rlprims.rewards.several import Reward, several
+from rlprims.trainer.scoring.settings import RewardConfig
 from tests.rewards.misbehaving import slowly
 from tests.rewards.server import Server
-from tests.rewards.test_remote import Waits, lengths
+from tests.rewards.test_remote import Waits, lengths, remote, send
 
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "remote_reward.py"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
@@ -167,22 +171,25 @@ class TestOneRowCostsItself:
         waits = Waits()
         server.reply = lambda request: (503, {}, {"Retry-After": asked.encode().decode("latin-1")})
         with pytest.raises(RemoteError, match="HTTP 503"):
-            post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.sleep)
+            send(server.url, waits, retries=1)
         assert 4 <= waits[0] <= 12
 
     def test_a_retry_after_that_is_a_date(self, server: Server) -> None:
         waits = Waits()
         server.reply = lambda request: (503, {}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
         with pytest.raises(RemoteError):
-            post(server.url, {}, timeout=5, retries=1, backoff=8.0, sleep=waits.sleep)
+            send(server.url, waits, retries=1)
         assert waits == [0.0]
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_redirect_is_followed_and_no_credential_leaves_the_host(server: Server, status: int) -> None:
+def test_no_redirect_is_followed_and_no_credential_leaves_the_host(
+    server: Server, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCORER_KEY", "canary")
     with Server() as other:
         server.reply = lambda request: (status, {}, {"Location": other.url})
-        causes = remote(server.url, ["a"], [""], headers={"Authorization": "Bearer canary"}).causes
+        causes = remote(server.url, ["a"], [""], key="SCORER_KEY").causes
         assert "redirects are not followed" in causes[f"HTTP {status}"].detail
         assert len(server.requests) == 1
         assert not other.requests
@@ -198,10 +205,20 @@ def test_no_cookie_is_sent_back_and_no_bytes_are_inflated(server: Server) -> Non
     assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
 
 
-def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_names_the_file_and_a_missing_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.reply = lengths
+    fn = {"fn": f"{SCRIPT}:remote", "server": {"url": server.url, "retries": 0}}
+    reward = RewardConfig.model_validate({"fn": fn, "per": "batch", "name": "served"})
+    assert RewardConfig.model_validate(reward.model_dump(mode="json")) == reward
+    scored = several([Reward(reward.fn.fn, per="batch", options=dict(reward.fn.bound))], ["a", "bc"], ["", ""])
+    assert scored.scores.tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"server=.* has the wrong type: .*limits above 0"):
+        BoundFunction.model_validate(fn | {"server": {"url": server.url, "timeout": 0}})
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(ImportError, match=r"need httpx2 .*pip install '\.\[rewards\]'"):
-        remote("http://127.0.0.1:9/", ["a"], [""])
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", "") == str(SCRIPT)]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ValueError, match=r"remote_reward\.py, line \d+: ModuleNotFoundError: .*httpx2"):
+        BoundFunction.model_validate(fn)
 
 
 def children(process: int) -> list[int]:
@@ -263,7 +280,7 @@ class TestAPoolUnderFire:
 
 LOOK_UPS = """
 import socket, sys, time
-from rlprims.rewards.remote import remote
+from tests.rewards.test_remote import remote
 
 known = socket.getaddrinfo
 
@@ -284,5 +301,5 @@ print(remote(sys.argv[1], ["ab"], [""]).scores.tolist(), flush=True)
 def test_names_that_are_never_looked_up_hold_neither_other_names_nor_the_process(server: Server) -> None:
     server.reply = lengths
     url = server.url.replace("127.0.0.1", "localhost")
-    done = subprocess.run([sys.executable, "-c", LOOK_UPS, url], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LOOK_UPS, url], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout == "{'no answer in time'}\n[2.0]\n", done.stderr

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from examples.sandbox_fusion import run_cases
+from examples.sandbox_fusion import RemoteError, run_cases
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import RemoteError
 from rlprims.rewards.scoring import naive
 from rlprims.rewards.verifiers import code_stdin
 from rlprims.runs.config import load_as

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from rlprims.rewards import verifiers
-from rlprims.rewards.remote import remote
 from rlprims.rewards.scoring import Cause, batch, naive
 from rlprims.rewards.several import Reward, several
 from tests.rewards.server import Server
-from tests.rewards.test_remote import lengths
+from tests.rewards.test_remote import lengths, remote
 
 NAN = float("nan")
 

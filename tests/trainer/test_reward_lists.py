@@ -21,6 +21,7 @@ from tests.trainer.test_loop import run
 Load = Callable[..., Config]
 Settings = dict[str, Any]
 OWN = "tests.trainer.verifiers"
+REMOTE = Path(__file__).parents[2] / "examples" / "remote_reward.py"
 
 
 @pytest.fixture
@@ -35,12 +36,13 @@ def listed(settings: Settings, server: Server, tmp_path: Path) -> Settings:
     """Sync, async, per group, per batch, in workers and at a server; answers and fields are lists and mappings."""
     rows = [row | {"level": n % 7, "parts": [n], "answer": {"gold": [n]}} for n, row in enumerate(tiny.sums(20))]
     data = {"train": str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows))}
+    served = {"url": server.url, "key": "SERVED_KEY", "retries": 0}
     rewards = [
         {"fn": f"{OWN}.has_a_digit", "name": "digit"},
         {"fn": f"{OWN}.brief", "weight": 0.5, "concurrency": 8, "seconds": 5.0},
         {"fn": f"{OWN}.rank", "weight": 0.25, "per": "group"},
         {"fn": f"{OWN}.of_parts", "weight": 0.125, "per": "batch"},
-        {"url": server.url, "name": "served", "weight": 0.0625, "key": "SERVED_KEY", "retries": 0},
+        {"fn": {"fn": f"{REMOTE}:remote", "server": served}, "per": "batch", "name": "served", "weight": 0.0625},
         {"fn": {"fn": f"{OWN}.fails_on_a", "also": "c"}, "name": "watched", "weight": 0, "skips": True, "workers": 1},
     ]
     values = {name: value for name, value in settings.items() if name != "verifier"}
@@ -93,7 +95,7 @@ def test_a_server_that_fails_costs_its_rows_and_is_counted(
     server.reply = lambda request: (
         (404, {}, {}) if any(bad(text) for text in request["responses"]) else lengths(request)
     )
-    listed["rewards"][4]["rows_per_request"] = 1
+    listed["rewards"][4]["fn"]["server"]["rows_per_request"] = 1
     _, steps = run(load(listed, "unscored=leave_out"), console)
     failed = 0
     for step in steps:
@@ -139,8 +141,8 @@ def test_beside_a_verifier_and_weights(load: Load, settings: Settings, console: 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rewards": [{"weight": 1.0}]}, "write fn, a function's import path, or url"),
-        ({"rewards": [{"url": "http://a/"}]}, "expected a name for the column"),
+        ({"rewards": [{"weight": 1.0}]}, "rewards.0.fn: is missing: write fn"),
+        ({"rewards": [{"url": "http://a/"}]}, r"write fn: {fn: examples/remote_reward.py:remote, server: {url: 'http"),
         ({"rewards": [{"fn": f"{OWN}.brief"}, {"fn": f"{OWN}.brief"}]}, "occur twice"),
         (
             {"rewards": [{"fn": f"{OWN}.brief", "name": "scores"}]},

@@ -1,6 +1,7 @@
 """A teacher on a server: its numbers are those of the same model in the process, and other answers end the run."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,8 @@ class Vllm(BaseHTTPRequestHandler):
     model: Any
     tokenizer: Any
     change: Callable[[dict[str, Any]], dict[str, Any]]
+    failures: list[int]
+    """Statuses of the first answers."""
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -52,7 +55,7 @@ class Vllm(BaseHTTPRequestHandler):
                 at = {str(each): {"logprob": values[each], "rank": order.index(each) + 1} for each in shown}
                 answer["choices"][0]["prompt_logprobs"].append(at)
         body = json.dumps(type(self).change(answer)).encode()
-        self.send_response(200)
+        self.send_response(self.failures.pop(0) if self.failures else 200)
         self.end_headers()
         self.wfile.write(body)
 
@@ -64,8 +67,9 @@ class Vllm(BaseHTTPRequestHandler):
 def served(teacher: Path) -> Iterator[Callable[..., str]]:
     servers = []
 
-    def start(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer) -> str:
-        parts = {"model": AutoModelForCausalLM.from_pretrained(teacher), "change": staticmethod(change)}
+    def start(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer, *failures: int) -> str:
+        parts: dict[str, Any] = {"model": AutoModelForCausalLM.from_pretrained(teacher), "failures": [*failures]}
+        parts["change"] = staticmethod(change)
         parts["tokenizer"] = AutoTokenizer.from_pretrained(teacher)
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Vllm,), parts)))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
@@ -129,8 +133,25 @@ def test_another_answer_ends_the_run(
     load: Callable[..., Config], settings: dict[str, Any], console: Console, served: Callable[..., str],
     change: Callable[[dict[str, Any]], dict[str, Any]], match: str,
 ) -> None:  # fmt: skip
-    with pytest.raises(ExecutionError, match=rf"model\.teacher: wrong answer: .*{match}"):
+    with pytest.raises(ExecutionError, match=rf"model\.teacher: http://\S+/v1: {match}"):
         steps_of(load(taught_by(settings, served(change)), "steps=1"), console)
+
+
+def test_a_server_that_is_busy_is_asked_again_and_a_refusal_is_not(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, served: Callable[..., str]
+) -> None:
+    (step,) = steps_of(load(taught_by(settings, served(lambda answer: answer, 503)), "steps=1"), console)
+    assert step.batch["teacher_log_probs"].isfinite().all()
+    with pytest.raises(ExecutionError, match=r"model\.teacher: http://\S+/tokenize: HTTP 404 .*tokens"):
+        steps_of(load(taught_by(settings, served(lambda answer: answer, 404)), "steps=1"), console)
+
+
+def test_a_missing_client_is_named(
+    load: Callable[..., Config], settings: dict[str, Any], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(ImportError, match=r"a teacher on a server needs httpx2 .*pip install httpx2"):
+        steps_of(load(taught_by(settings, "http://127.0.0.1:9/v1"), "steps=1"), console)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Scores from the verifier, the rewards and the reward model of a config, for the rows of a batch."""
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from rlprims.layout import sequence_sum
 from rlprims.rewards import weighted_score
 from rlprims.rewards._columns import wants
 from rlprims.rewards.pool import Pool
-from rlprims.rewards.remote import remote
 from rlprims.rewards.scoring import Failure
 from rlprims.rewards.several import Reward, Several, several
 from rlprims.rewards.verifiers import check_answer, without_thinking
@@ -102,7 +99,7 @@ def call_rewards(rewards: Sequence[RewardConfig], rows: DataProto, scoring: Scor
             if (name, cause) not in _REPORTED and not (reward.skips and cause == "returned None"):
                 _REPORTED.add((name, cause))
                 what = f"{example.detail}; of {rows['response'][example.first][:200]!r}"
-                warnings.warn(f"{reward.path} {cause}: {what}. Later ones are counted", stacklevel=2)
+                warnings.warn(f"{reward.fn.path} {cause}: {what}. Later ones are counted", stacklevel=2)
     return scored
 
 
@@ -127,7 +124,7 @@ def failure_causes(failure: str | None) -> list[str]:
 
 def answer_check(verifiers: Sequence[RewardConfig]) -> Callable[[Any, str, Mapping[str, Any]], None]:
     """A function of an answer, its source and its row: it raises a ValueError if a verifier could never score it."""
-    functions = [(r.fn, wants(r.fn.fn)) for r in verifiers if r.fn is not None]
+    functions = [(r.fn, wants(r.fn.fn)) for r in verifiers]
 
     def check(answer: Any, source: str, fields: Mapping[str, Any]) -> None:
         for verifier, wanted in functions:
@@ -139,9 +136,6 @@ def answer_check(verifiers: Sequence[RewardConfig]) -> Callable[[Any, str, Mappi
 
 def _reward(reward: RewardConfig, scoring: ScoringConfig) -> Reward:
     common: dict[str, Any] = {"weight": reward.weight, "name": reward.column, "skips": reward.skips}
-    if reward.url is not None:
-        return Reward(_server(reward, reward.url), per="scores", **common)
-    assert reward.fn is not None
     if reward.workers:
         return Reward(_pool(reward, scoring), per="scores", **common)
     common |= {name: getattr(reward, name) for name in ("per", "concurrency", "seconds")}
@@ -149,29 +143,8 @@ def _reward(reward: RewardConfig, scoring: ScoringConfig) -> Reward:
     return Reward(reward.fn.fn, options=dict(reward.fn.bound), **common)
 
 
-def _server(reward: RewardConfig, url: str) -> Callable[..., Any]:
-    headers = {}
-    if reward.key is not None:
-        if reward.key not in os.environ:
-            raise ValueError(f"rewards: {reward.name}: there is no environment variable {reward.key} with the key")
-        headers["Authorization"] = f"Bearer {os.environ[reward.key]}"
-    return partial(
-        remote,
-        url,
-        rows_per_request=reward.rows_per_request,
-        concurrency=reward.concurrency or 8,
-        requests_per_second=reward.requests_per_minute and reward.requests_per_minute / 60,
-        tokens_per_second=reward.tokens_per_minute and reward.tokens_per_minute / 60,
-        timeout=reward.seconds or 60.0,
-        deadline=reward.deadline,
-        retries=reward.retries,
-        headers=headers,
-    )
-
-
 def _pool(reward: RewardConfig, scoring: ScoringConfig) -> Pool:
     """The pool of a function with its limits. It is kept for the life of the process, as its start takes seconds."""
-    assert reward.fn is not None
     scoring = scoring.model_copy(update={"workers": reward.workers})
     key = (reward.fn.model_dump_json(), scoring)
     if key not in _POOLS:

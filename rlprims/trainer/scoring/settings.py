@@ -1,6 +1,6 @@
 """The settings of scoring: the verifier, the rewards, their limits and weights."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -55,52 +55,41 @@ class ScoringConfig(Section):
 
 
 class RewardConfig(Section):
-    """One of several reward functions: a function in this process or in workers (``fn``), or a server (``url``)."""
+    """One of several reward functions, in this process or in workers."""
 
-    fn: BoundFunction | None = Field(default=None, description="(response, answer, columns) to a score; may be async")
-    url: str | None = Field(default=None, description="address of a server that scores, as in rewards.remote")
+    fn: BoundFunction = Field(description="(response, answer, columns) to a score; may be async")
     name: str = Field(default="", description="its column; empty: the function's name")
     weight: float = Field(default=1.0, description="in the sum; score_weights overrides it; 0: only logged")
     per: Literal["answer", "group", "batch"] = Field(default="answer", description="what one call scores")
     skips: bool = Field(default=False, description="a result of None means that it does not apply to the response")
     workers: int = Field(default=0, ge=0, description="processes, with the limits of scoring; 0: none")
-    concurrency: int | None = Field(
-        default=None, ge=1, description="calls at once; null: 64 if async, 8 to a server, otherwise 1"
-    )
-    seconds: float | None = Field(default=None, gt=0, description="limit of an async call, or a request to a server")
+    concurrency: int | None = Field(default=None, ge=1, description="calls at once; null: 64 if async, otherwise 1")
+    seconds: float | None = Field(default=None, gt=0, description="limit of an async call")
     requests_per_minute: float | None = Field(default=None, gt=0)
     tokens_per_minute: float | None = Field(default=None, gt=0, description="tokens of responses, about 4 bytes each")
-    rows_per_request: int = Field(default=16, ge=1, description="responses in a request to a server")
-    deadline: float | None = Field(default=600.0, gt=0, description="seconds of all requests of a batch to a server")
-    retries: int = Field(default=4, ge=0, description="repetitions of a failed request to a server")
-    key: str | None = Field(default=None, description="environment variable with the key, sent as a bearer token")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_server(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "url" in values:
+            server = f"{{fn: examples/remote_reward.py:remote, server: {{url: {values['url']!r}}}}}"
+            raise ValueError(f"a server is asked by a file of the examples: write fn: {server}, per: batch")
+        return values
 
     @model_validator(mode="after")
-    def _function_or_server(self) -> "RewardConfig":
-        if (self.fn is None) == (self.url is None):
-            raise ValueError("write fn, a function's import path, or url, a server's address")
-        if self.url is not None and not self.name:
-            raise ValueError("expected a name for the column of a server: write name: ...")
-        if self.url is not None and (self.workers or self.per != "answer"):
-            raise ValueError("workers and per are for functions, not for servers: leave them out")
+    def _limits_fit_the_function(self) -> "RewardConfig":
         if self.workers and (self.per != "answer" or self.concurrency or self.seconds):
             raise ValueError("workers score one by one, by the limits of scoring: leave out per, concurrency, seconds")
-        if self.fn is not None:
-            called = {"concurrency": self.concurrency, "seconds": self.seconds, "per": self.per}
-            limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
-            reward = Reward(self.fn.fn, **called, **limits)  # type: ignore[arg-type]
-            if self.workers and (reward.is_async or any(limits.values())):
-                raise ValueError("workers do not support async functions and rates: leave workers out")
+        called = {"concurrency": self.concurrency, "seconds": self.seconds, "per": self.per}
+        limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
+        reward = Reward(self.fn.fn, **called, **limits)  # type: ignore[arg-type]
+        if self.workers and (reward.is_async or any(limits.values())):
+            raise ValueError("workers do not support async functions and rates: leave workers out")
         return self
 
     @property
     def column(self) -> str:
-        return self.name or (self.fn.fn.__name__ if self.fn else "")
-
-    @property
-    def path(self) -> str:
-        """The import path of the function, or the address of the server."""
-        return self.fn.path if self.fn is not None else str(self.url)
+        return self.name or self.fn.fn.__name__
 
 
 class ScoringSettings(RunConfig):
@@ -112,7 +101,7 @@ class ScoringSettings(RunConfig):
         "answer} sets its other arguments. Needed, unless there are rewards or an environment; null: evaluations use "
         "the first of rewards",
     )
-    rewards: tuple[RewardConfig, ...] = Field(default=(), description="functions with weights, here or at a server")
+    rewards: tuple[RewardConfig, ...] = Field(default=(), description="functions with weights")
     scoring: ScoringConfig = ScoringConfig()
     score_weights: dict[str, float] | None = Field(
         default=None,
