@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from examples import tabular
-from rlprims import advantage, algorithms, filters, lab, losses, rewards
+from examples.simulate import simulate
+from rlprims import advantage, algorithms, filters, losses, rewards
 from rlprims.algorithms import (
     Algorithm,
     Endings,
@@ -214,13 +215,13 @@ class TestInTheLab:
         sample = self.task().sample(self.task().uniform(), 64, torch.Generator().manual_seed(0))
         endless = sample["ended"] == Ended.LENGTH
         assert 0 < int(endless.sum()) < 64
-        table = lab.simulate(PLAIN.replace(ended={"length": "mask_turn"}), sample)
+        table = simulate(PLAIN.replace(ended={"length": "mask_turn"}), sample)
         pushed = torch.zeros(64, 3, dtype=torch.float64)
         pushed[table["row"], table["position"]] = torch.tensor(table["gradient"], dtype=torch.float64)
         last = torch.tensor([False, False, True])  # every token is a turn there
         assert not pushed[endless][:, last].any()
         assert pushed[endless][:, ~last].any()
-        both = lab.simulate(PLAIN, sample)
+        both = simulate(PLAIN, sample)
         first = [i for i, (row, position) in enumerate(zip(both["row"], both["position"], strict=True)) if not position]
         assert [table["advantage"][i] for i in first] == [both["advantage"][i] for i in first]
 

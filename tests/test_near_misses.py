@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from rlprims import advantage, algorithms, corrections, filters, lab, layout, logprobs, losses, rewards
+from rlprims import advantage, algorithms, corrections, filters, layout, logprobs, losses, rewards
 from rlprims.algorithms import use
 from rlprims.cli import main
 from rlprims.interop import trl
@@ -64,7 +64,6 @@ def test_weights_are_not_losses() -> None:
         algorithms.check,
         algorithms.settings,
         lambda given: algorithms.diff(algorithms.grpo(), given),
-        lambda given: lab.simulate(given, {}),
         trl.grpo_trainer,
     ],
 )

@@ -9,6 +9,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from examples.simulate import compare, simulate
 from rlprims import algorithms, lab
 from rlprims.cli import main
 from rlprims.runs.records import read_rollouts
@@ -30,7 +31,7 @@ def test_json_lines_by_the_vocabulary(tmp_path):
     assert batch["response_mask"].tolist() == [[True, False], [True, True]]
     assert batch["old_log_probs"].tolist() == [[-0.5, 0.0], [-2.0, -1.0]]
     assert batch["group_ids"].tolist() == [0, 0]
-    table = lab.simulate(algorithms.rloo(), batch)
+    table = simulate(algorithms.rloo(), batch)
     assert table["token"] == ["4", "5", "!"]
     assert table["ratio"] == pytest.approx([math.exp(0.25), 1.0, 1.0])
     assert table["advantage"] == [1.0, -1.0, -1.0]
@@ -74,7 +75,7 @@ def test_a_run_directory(tmp_path):
     assert len(batch) == 3
     assert batch["responses"].tolist() == [[4, 5]] * 3
     torch.testing.assert_close(batch["rollout_log_probs"], torch.tensor([[-0.5, -0.1]] * 3))
-    table = lab.simulate(algorithms.dapo(), batch)
+    table = simulate(algorithms.dapo(), batch)
     assert table["cause"][4:] == ["dropped: acc is 0 throughout"] * 2
     assert table["gradient"][0] > 0 > table["gradient"][2]
 
@@ -87,9 +88,9 @@ def test_groups_may_have_names(tmp_path):
     batch = lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
     assert batch["group_ids"].tolist() == [0, 1, 0]
     assert list(batch["group"]) == ["math-7", "math-2", "math-7"]
-    assert lab.simulate(algorithms.rloo(), batch)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
+    assert simulate(algorithms.rloo(), batch)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
     named = {**dict(batch.batch.items()), "group_ids": ["math-7", "math-2", "math-7"]}
-    assert lab.simulate(algorithms.rloo(), named)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
+    assert simulate(algorithms.rloo(), named)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
 
 
 def recorded_run(folder: Path, settings: dict) -> Path:
@@ -118,7 +119,7 @@ def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
     assert set(one["step"].tolist()) == {3}
     mask = one["response_mask"]
     torch.testing.assert_close(one["old_log_probs"][mask], one["rollout_log_probs"][mask], atol=1e-4, rtol=0)
-    table = lab.compare([algorithms.dapo(), algorithms.rloo()], whole).responses
+    table = compare([algorithms.dapo(), algorithms.rloo()], whole).responses
     assert {"step", "group", "score", "answer", "push dapo"} <= table.columns.keys()
     for row, label, score in zip(table["row"], table["group"], table["score"], strict=True):
         assert (label, score) == (int(whole["group_ids"][row]), float(whole["scores"][row]))
@@ -127,9 +128,9 @@ def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
 def test_ratios_of_a_checkpoint_to_what_was_sampled(trained):
     """Of the policy before the step they are 1; of the one after it they are those that transformers gives."""
     policies = {step: trained / f"checkpoints/step_{step:06d}/policy" for step in (2, 4)}
-    before = lab.simulate(algorithms.dapo(), lab.load_run(trained, 3, policy=policies[2]))
+    before = simulate(algorithms.dapo(), lab.load_run(trained, 3, policy=policies[2]))
     assert before["ratio"] == pytest.approx([1.0] * len(before), abs=1e-4)
-    table = lab.simulate(algorithms.dapo(), lab.load_run(trained, 4, policy=policies[4]))
+    table = simulate(algorithms.dapo(), lab.load_run(trained, 4, policy=policies[4]))
     assert max(abs(ratio - 1) for ratio in table["ratio"]) > 1e-3
     row = next(row for row in read_rollouts(trained, 4) if row.status == "trained")
     ids = torch.tensor([row.prompt_ids + row.response_ids])
@@ -157,7 +158,7 @@ def test_load_jsonl_leaves_what_an_episode_read_outside_its_mask(tmp_path):
     batch = lab.load_run(tmp_path)
     assert batch["response_mask"].tolist() == [[True, False, True]] * 2
     assert batch["turn_ids"].tolist() == [[0, 0, 1]] * 2
-    table = lab.simulate(algorithms.rloo(), batch)
+    table = simulate(algorithms.rloo(), batch)
     assert table["cause"] == ["", "masked", ""] * 2
     assert table["advantage"] == [1.0, 0.0, 1.0, -1.0, 0.0, -1.0]
 
@@ -170,7 +171,7 @@ def test_load_jsonl_reads_verls_dumps(tmp_path):
     batch = lab.load_verl(written(tmp_path / "7.jsonl", rows))
     assert batch["response_mask"].sum(-1).tolist() == [3, 1]
     assert list(batch["answer"]) == ["4", "4"]
-    table = lab.simulate(algorithms.dapo(), batch)
+    table = simulate(algorithms.dapo(), batch)
     assert table["token"] == ["it", " is", " 4", "5"]
     assert table["coefficient"] == [1.0] * 4
 
@@ -186,7 +187,7 @@ def test_load_jsonl_reads_trls_logs():
     assert batch["response_mask"].sum(-1).tolist() == [3, 1]
     assert batch["trl_advantages"].tolist() == pytest.approx([0.7, -0.7])
     assert lab.load_trl(rows, rewards={"right": 2.0})["scores"].tolist() == [2.0, 0.0]
-    assert lab.simulate(algorithms.rloo(), batch)["advantage"] == [1.5, 1.5, 1.5, -1.5]
+    assert simulate(algorithms.rloo(), batch)["advantage"] == [1.5, 1.5, 1.5, -1.5]
     with pytest.raises(ValueError, match="wrong"):
         lab.load_trl(rows, rewards=["wrong"])
 

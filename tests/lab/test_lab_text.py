@@ -1,13 +1,21 @@
 """Tables and explanations: what a reader sees."""
 
+import doctest
+
 import pytest
 
+import examples.explain
+from examples.explain import explain
 from rlprims import algorithms, lab
+
+
+def test_its_examples():
+    assert doctest.testmod(examples.explain) == (0, 1)
 
 
 @pytest.mark.parametrize("name", sorted(algorithms.PRESETS))
 def test_an_explanation_names_every_stage_and_paper(name):
-    page = lab.explain(name)
+    page = explain(name)
     algorithm = algorithms.PRESETS[name]()
     for stage, part in algorithm.uses():
         assert f"{stage}: {part.path}" in page
@@ -16,7 +24,7 @@ def test_an_explanation_names_every_stage_and_paper(name):
 
 
 def test_dapo_explained():
-    page = lab.explain("dapo")
+    page = explain("dapo")
     assert "clip_low=0.2, clip_high=0.28" in page
     assert "min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A)" in page
     assert "  arXiv:2503.14476  the algorithm" in page
@@ -26,12 +34,12 @@ def test_dapo_explained():
 
 
 def test_findings_are_printed():
-    assert "error: advantage.grpo compares" in lab.explain(algorithms.grpo().replace(group_size=1))
+    assert "error: advantage.grpo compares" in explain(algorithms.grpo().replace(group_size=1))
 
 
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match=r"no preset 'dappo', expected one of .*dapo"):
-        lab.explain("dappo")
+        explain("dappo")
 
 
 def test_html_escapes_what_a_model_wrote_and_the_terminal_names_its_controls():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from examples import tabular
-from rlprims import advantage, algorithms, controllers, lab
+from examples.simulate import simulate
+from rlprims import advantage, algorithms, controllers
 from rlprims.algorithms import KLInReward, use
 from rlprims.ended import Ended
 
@@ -41,7 +42,7 @@ def test_the_expected_gradient_of_reinforce_is_that_of_the_expected_score():
     every = torch.arange(len(task.listed))
     batch = task.batch(logits.detach(), torch.zeros_like(every), every)
     weighed = batch["scores"] * task.probabilities(logits)[0].detach()
-    pull = lab.simulate(algorithms.reinforce(), {**batch, "scores": weighed})
+    pull = simulate(algorithms.reinforce(), {**batch, "scores": weighed})
     push = torch.zeros(batch["response_mask"].shape, dtype=torch.float64)
     push[pull["row"], pull["position"]] = torch.tensor(pull["gradient"], dtype=torch.float64)
     log_probs = task.log_probs(logits, batch["group_ids"], batch["responses"], batch["response_mask"])

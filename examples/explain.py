@@ -1,4 +1,10 @@
-"""A page about an algorithm: its stages with their formulas, its papers, and the findings of ``check``."""
+"""A page about an algorithm: its stages with their formulas, its papers, and the findings of ``check``.
+
+In a notebook, with this file beside it:
+
+>>> print(explain("gpg").splitlines()[0])
+gpg
+"""
 
 import inspect
 import re
@@ -7,7 +13,7 @@ from textwrap import indent
 from typing import Any
 
 from rlprims.algorithms import PRESETS, Algorithm, check
-from rlprims.lab._display import Page
+from rlprims.lab import Page
 
 _SECTIONS = re.compile(r"^(Args|Returns|Raises|Attributes):|^>>> ", re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
@@ -24,9 +30,6 @@ def explain(algorithm: str | Algorithm) -> Page:
 
     Raises:
         ValueError: there is no preset of this name.
-
-    >>> print(explain("gpg").splitlines()[0])
-    gpg
     """
     about = ""
     if isinstance(algorithm, str):

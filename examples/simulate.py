@@ -1,17 +1,27 @@
-"""The effect of one update on each token of some rollouts, computed without updating a model."""
+"""The effect of one update on each token of some rollouts, and of several algorithms side by side. No model is updated.
 
-from collections.abc import Mapping
+In a notebook, with this file beside it:
+
+>>> batch = {"scores": torch.tensor([1.0, 0.0]), "group_ids": torch.tensor([0, 0])}
+>>> batch["response_mask"] = torch.ones(2, 1, dtype=torch.bool)
+>>> table = simulate(algorithms.grpo(kl_coef=0.0), batch)
+>>> [round(push, 3) for push in table["gradient"]]
+[0.354, -0.354]
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlprims import algorithms
-from rlprims.algorithms import Algorithm, ObjectiveTerm
-from rlprims.algorithms._algorithm import check_algorithm
+from rlprims.algorithms import Algorithm, ObjectiveTerm, diff
 from rlprims.data_proto import DataProto
 from rlprims.grouping import dense_ids
-from rlprims.lab._display import Table
+from rlprims.lab import Table
 from rlprims.ratios import log_ratio
 from rlprims.types import PerToken, TokenMask
 
@@ -53,7 +63,8 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
     Raises:
         ValueError: the batch lacks data that a stage needs. The message names them.
     """
-    check_algorithm(algorithm)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"expected an Algorithm, got {algorithm!r}: write algorithms.grpo(), or another preset")
     data = _tensors_of(batch)
     mask = data["response_mask"]
     controller = algorithm.kl_in_reward.controller({}) if algorithm.kl_in_reward else None
@@ -72,6 +83,54 @@ def simulate(algorithm: Algorithm, batch: Batch, *, seed: int = 0) -> Table:
         for row, row_causes in zip(kept.nonzero().flatten().tolist(), found_causes, strict=True):
             causes[row] = row_causes
     return _table(algorithm.name, batch, mask, numbers, causes, objective)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The differences between algorithms on the same rollouts.
+
+    Attributes:
+        settings: the settings that differ from the first algorithm's.
+        responses: the columns ``step``, ``group_ids``, ``scores`` and ``answer`` if the batch has them; and per
+            algorithm ``push``, the sum of the tokens' gradients, and ``share``, their part of all |gradient|.
+        tokens: advantage, gradient and cause per token and algorithm, as in :func:`simulate`; ``change`` is the
+            gradient minus the first algorithm's.
+    """
+
+    settings: Table
+    responses: Table
+    tokens: Table
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, (self.settings, self.responses, self.tokens)))
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in (self.settings, self.responses, self.tokens))
+
+
+def compare(compared: Sequence[Algorithm], batch: Batch, *, seed: int = 0) -> Comparison:
+    """Compare algorithms on the same rollouts.
+
+    Each algorithm is compared with the first one. Columns are named ``<what> <algorithm>``; equal names are numbered.
+
+    Raises:
+        ValueError: fewer than two algorithms, or a batch without data that one of them needs.
+    """
+    if len(compared) < 2:
+        raise ValueError(f"expected at least two algorithms, got {len(compared)}")
+    names = _names(compared)
+    tables = {name: simulate(algorithm, batch, seed=seed) for name, algorithm in zip(names, compared, strict=True)}
+    first = names[0]
+    place = {key: tables[first][key] for key in ("row", "position", "token") if key in tables[first].columns}
+    gradients = {name: table["gradient"] for name, table in tables.items()}
+    tokens = place | {f"advantage {name}": table["advantage"] for name, table in tables.items()}
+    tokens |= {f"gradient {name}": column for name, column in gradients.items()}
+    for name in names[1:]:
+        tokens[f"change {name}"] = [b - a for a, b in zip(gradients[first], gradients[name], strict=True)]
+    tokens |= {f"cause {name}": table["cause"] for name, table in tables.items()}
+    shaded = tuple(name for name in tokens if name.startswith(("gradient ", "change ")))
+    responses = _responses(place["row"], gradients, batch)
+    return Comparison(_settings(names, compared), responses, Table(tokens, "tokens", coloured=shaded))
 
 
 def _update(
@@ -212,3 +271,46 @@ def _prepared(
         data |= algorithms.estimate_advantages(algorithm, data, kl_coef=kl_coef)
         data |= algorithms.mask_turns(algorithm, data)
     return kept, reasons, data
+
+
+# The tables of a comparison.
+
+
+def _names(compared: Sequence[Algorithm]) -> list[str]:
+    names: list[str] = []
+    for algorithm in compared:
+        before = sum(name.split(" #")[0] == algorithm.name for name in names)
+        names.append(f"{algorithm.name} #{before + 1}" if before else algorithm.name)
+    return names
+
+
+def _settings(names: Sequence[str], compared: Sequence[Algorithm]) -> Table:
+    """A row per setting and algorithm, except the first algorithm."""
+    columns: dict[str, list[Any]] = {"setting": [], "algorithm": [], "value": [], names[0]: []}
+    for name, other in zip(names[1:], compared[1:], strict=True):
+        for setting, (mine, theirs) in diff(compared[0], other).items():
+            if setting != "name":
+                for column, value in zip(columns.values(), (setting, name, str(theirs), str(mine)), strict=True):
+                    column.append(value)
+    return Table(columns, "settings that differ")
+
+
+_OF_A_RESPONSE = {"step": "step", "group": "group_ids", "score": "scores", "answer": "answer"}
+"""Columns of the table, and their names in a batch."""
+
+
+def _responses(rows: Sequence[int], gradients: dict[str, list[float]], batch: Batch) -> Table:
+    """Each response with its columns of the batch, the sum of its gradients, and its share of all gradients."""
+    present = sorted(set(rows))
+    columns: dict[str, list[Any]] = {"row": present}
+    for name, key in _OF_A_RESPONSE.items():
+        if key in batch:
+            column = batch[key].tolist() if isinstance(batch[key], Tensor | np.ndarray) else batch[key]
+            columns[name] = [column[row] for row in present]
+    columns["tokens"] = [rows.count(row) for row in present]
+    for name, gradient in gradients.items():
+        whole = sum(map(abs, gradient))
+        own = [[g for r, g in zip(rows, gradient, strict=True) if r == row] for row in present]
+        columns[f"push {name}"] = [sum(part) for part in own]
+        columns[f"share {name}"] = [sum(map(abs, part)) / whole if whole else 0.0 for part in own]
+    return Table(columns, "responses", coloured=tuple(f"push {name}" for name in gradients))
