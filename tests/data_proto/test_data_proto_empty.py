@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from examples.unfold_columns import unfold_column_chunks
 from rlprims.interop.verl import DataProto
 from tests.data_proto.data_proto_batches import HAS_OBJECTS_OF_NO_ROWS, make
 
@@ -27,7 +28,7 @@ CALLS = {
     "repeat": lambda d: d.repeat(3),
     "tile": lambda d: d.repeat(3, interleave=False),
     "sample_level_repeat": lambda d: d.sample_level_repeat([]),
-    "unfold_column_chunks": lambda d: d.unfold_column_chunks(2),
+    "unfold_column_chunks": lambda d: unfold_column_chunks(d, 2),
     "reorder": lambda d: d.reorder([]),
     "shuffle": lambda d: d.shuffle(torch.Generator()),
     "padding": lambda d: d.padding(0),

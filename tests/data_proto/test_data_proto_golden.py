@@ -1,9 +1,13 @@
 """Semantics that code written for verl's DataProto relies on: small cases, written by hand from its behaviour."""
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
 
+import examples.unfold_columns
+from examples.unfold_columns import unfold_column_chunks
 from rlprims.interop.verl import (
     DataProto,
     fold_batch_dim,
@@ -201,9 +205,13 @@ def test_fold_reorder_unfold(data):
     assert labels(back) == ["b", "b", "c", "c", "a", "a"]
 
 
+def test_its_examples():
+    assert doctest.testmod(examples.unfold_columns) == (0, 5)
+
+
 def test_unfold_column_chunks_splits_some_and_repeats_others(data):
     data["wide"] = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]])
-    cut = data.unfold_column_chunks(2, split_keys=["wide"])
+    cut = unfold_column_chunks(data, 2, split_keys=["wide"])
     assert cut.batch["wide"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [11, 12]]
     assert obs(cut) == [[1, 2], [1, 2], [3, 4], [3, 4], [5, 6], [5, 6]]
     assert labels(cut) == ["a", "a", "b", "b", "c", "c"]
@@ -211,9 +219,9 @@ def test_unfold_column_chunks_splits_some_and_repeats_others(data):
 
 def test_unfold_column_chunks_of_objects():
     lists = DataProto.from_dict(non_tensors={"pair": [["a1", "a2"], ["b1", "b2"]]})
-    assert lists.unfold_column_chunks(2, ["pair"])["pair"].tolist() == [["a1"], ["a2"], ["b1"], ["b2"]]
+    assert unfold_column_chunks(lists, 2, ["pair"])["pair"].tolist() == [["a1"], ["a2"], ["b1"], ["b2"]]
     table = DataProto.from_dict(non_tensors={"pair": np.array([["a1", "a2"], ["b1", "b2"]], dtype=object)})
-    assert table.unfold_column_chunks(2, ["pair"])["pair"].tolist() == [["a1"], ["a2"], ["b1"], ["b2"]]
+    assert unfold_column_chunks(table, 2, ["pair"])["pair"].tolist() == [["a1"], ["a2"], ["b1"], ["b2"]]
 
 
 def test_concat_collects_metrics():

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
+from examples.unfold_columns import unfold_column_chunks
 from rlprims.interop.verl import DataProto
 from tests.data_proto.data_proto_batches import HAS_OBJECTS_OF_NO_ROWS, make, rows_of
 
@@ -189,10 +190,10 @@ class Batches(RuleBasedStateMachine):
         return self.keep(folded.unfold_batch_dim() if rows else folded, left)
 
     @rule(pair=batches)
-    def unfold_column_chunks(self, pair):
+    def cut_rows(self, pair):
         batch, rows = pair
         halves = [row | {"ids": [number]} for row in rows for number in row["ids"]]
-        assert rows_of(batch.unfold_column_chunks(2, ["ids"])) == halves
+        assert rows_of(unfold_column_chunks(batch, 2, ["ids"])) == halves
 
     @rule(target=batches, pair=batches, parts=st.integers(1, 4), seed=st.none() | small)
     def iterate(self, pair, parts, seed):

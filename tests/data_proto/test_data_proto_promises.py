@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from examples.unfold_columns import unfold_column_chunks
 from rlprims.data_proto import MissingField, RowIndexError
 from rlprims.interop.verl import DataProto
 from tests.data_proto.data_proto_batches import jagged, make, rows_of
@@ -30,7 +31,7 @@ METHODS = {
     "split": lambda d: d.split(4)[1],
     "repeat": lambda d: d.repeat(2),
     "sample_level_repeat": lambda d: d.sample_level_repeat([1, 2, 0, 1, 1, 1]),
-    "unfold_column_chunks": lambda d: d.unfold_column_chunks(2, ["ids"]),
+    "unfold_column_chunks": lambda d: unfold_column_chunks(d, 2, ["ids"]),
     "fold": lambda d: d.select(["ids", "logp"]).fold_batch_dim(3),
     "unfold": lambda d: d.select(["ids"], ["uid"]).fold_batch_dim(3).unfold_batch_dim(),
     "reorder": lambda d: d.reorder([5, 4, 3, 2, 1, 0]),
@@ -369,7 +370,6 @@ def test_errors_are_value_errors_that_list_the_fields():
         "union": lambda: data.union(make(5)),
         "concat_missing": lambda: DataProto.concat([data, data.select(["ids"])]),
         "unfold": lambda: data.select(["ids", "logp"]).unfold_batch_dim(3),
-        "unfold_chunks": lambda: data.unfold_column_chunks(2, ["nope"]),
     }
     for call in calls.values():
         with pytest.raises(ValueError, match=r"(?s)fields: batch \[.*ids.*\], non_tensor_batch \[.*meta_info \["):
@@ -420,7 +420,10 @@ def test_errors_are_value_errors_that_list_the_fields():
         (lambda d: d.group_by("ids"), "one value per row"),
         (lambda d: d.fold_batch_dim(4), "4 equal rows"),
         (lambda d: d.fold_batch_dim(3), "tokens is jagged"),
-        (lambda d: d.unfold_column_chunks(3, ["ids"]), "ids.*3 equal parts"),
+        (lambda d: unfold_column_chunks(d, 3, ["ids"]), "ids.*3 equal parts"),
+        (lambda d: unfold_column_chunks(d, 2, ["nope"]), "no column 'nope'; the columns are .*ids"),
+        (lambda d: unfold_column_chunks(d, 2, ["tokens"]), "tokens is jagged"),
+        (lambda d: unfold_column_chunks(d, 0), "n_split is 0"),
         (lambda d: d.rename(["ids", "uid"], ["x"]), "2 old names"),
         (lambda d: d.__setitem__("uid", "all"), "one entry per row"),
         (lambda d: d.__setitem__(0, [1]), "by its name"),

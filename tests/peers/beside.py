@@ -10,6 +10,9 @@ import math
 import numpy as np
 import torch
 
+import examples.unfold_columns
+from rlprims.data_proto import DataProto
+
 
 def ours():
     return importlib.import_module("rlprims.interop.verl")
@@ -111,3 +114,10 @@ def plain(value):
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+
+def unfold_column_chunks(data, *arguments):
+    """verl's method, or of this library's batch the function of the examples."""
+    if isinstance(data, DataProto):
+        return examples.unfold_columns.unfold_column_chunks(data, *arguments)
+    return data.unfold_column_chunks(*arguments)

@@ -23,6 +23,7 @@ from tests.peers.beside import (
     ours,
     reports,
     uids,
+    unfold_column_chunks,
     verls,
 )
 
@@ -223,7 +224,7 @@ DIFFERENT = {
     "reorder_drops_rows": (lambda P: uids(changed(data := make(P), data.reorder(T([3, 3])))), "dd", ValueError, SILENT),
     "select_unknown_objects": (lambda P: names(make(P).select(["ids"], ["nope"])), ["ids"], KeyError, SILENT),
     "select_unknown_metadata": (lambda P: make(P).select(meta_info_keys=["nope"]).meta_info, {}, KeyError, SILENT),
-    "unfold_unknown_columns": (lambda P: len(make(P).unfold_column_chunks(2, ["nope"])), 8, KeyError, SILENT),
+    "unfold_unknown_columns": (lambda P: len(unfold_column_chunks(make(P), 2, ["nope"])), 8, KeyError, SILENT),
     "unfold_of_flat_columns": (lambda P: len(P.unfold_batch_dim(make(P))), 4, ValueError, SILENT),
     "rename_onto_another": (lambda P: names(of(P, {"a": [1], "b": [2]}).rename("a", "b")), ["b"], ValueError, SILENT),
     "union_of_two_dtypes": (lambda P: union_tensors(P, 1, 1.0), [1], ValueError, SILENT),
@@ -294,9 +295,9 @@ DIFFERENT = {
         lambda P: reports(P, {"loss": 1.0}, {"kl": 2.0})["metrics"], AssertionError, {"loss": [1.0], "kl": [2.0]},
         "what only some workers measure stays",
     ),
-    "unfold_no_keys": (lambda P: uids(make(P, 2).unfold_column_chunks(2)), TypeError, "aabb", WORKS),
+    "unfold_no_keys": (lambda P: uids(unfold_column_chunks(make(P, 2), 2)), TypeError, "aabb", WORKS),
     "unfold_lists_in_cells": (
-        lambda P: list(of(P, (), {"a": [[1, 2], [3, 4, 5, 6]]}).unfold_column_chunks(2, ["a"]).non_tensor_batch["a"]),
+        lambda P: list(unfold_column_chunks(of(P, (), {"a": [[1, 2], [3, 4, 5, 6]]}), 2, ["a"]).non_tensor_batch["a"]),
         IndexError, [[1], [2], [3, 4], [5, 6]], WORKS,
     ),
     "chunk_of_no_rows": (lambda P: len(make(P, 0).chunk(2)), RuntimeError, 2, EMPTY),

@@ -20,6 +20,7 @@ from tests.peers.beside import (
     plain,
     reports,
     uids,
+    unfold_column_chunks,
     verls,
 )
 
@@ -134,11 +135,11 @@ SAME = {
     # The shape of rows
     "fold": lambda P: [P.fold_batch_dim(make(P), rows) for rows in (1, 2, 4)],
     "unfold": lambda P: P.unfold_batch_dim(P.fold_batch_dim(make(P), 2)),
-    "unfold_column_chunks": lambda P: make(P).unfold_column_chunks(2, ["ids", "mask"]),
-    "unfold_column_chunks_arrays": lambda P: of(
-        P, {"x": [1, 2]}, {"n": np.arange(8).reshape(2, 4), "uid": "ab"}
-    ).unfold_column_chunks(2, ["n"]),
-    "unfold_column_chunks_no_key": lambda P: make(P).unfold_column_chunks(2, []),
+    "unfold_column_chunks": lambda P: unfold_column_chunks(make(P), 2, ["ids", "mask"]),
+    "unfold_column_chunks_arrays": lambda P: unfold_column_chunks(
+        of(P, {"x": [1, 2]}, {"n": np.arange(8).reshape(2, 4), "uid": "ab"}), 2, ["n"]
+    ),
+    "unfold_column_chunks_no_key": lambda P: unfold_column_chunks(make(P), 2, []),
     # Other containers
     "to_tensordict": lambda P: fields(make(P).to_tensordict()),
     "from_tensordict": lambda P: P.DataProto.from_tensordict(
@@ -207,8 +208,8 @@ REFUSED = {
     "sample_level_repeat_dict": (lambda P: make(P, 2).sample_level_repeat({0: 1}), AssertionError),
     "iterator": (lambda P: make(P).make_iterator(3, 1), AssertionError),
     "fold": (lambda P: P.fold_batch_dim(make(P), 3), AssertionError),
-    "unfold_column_chunks": (lambda P: make(P).unfold_column_chunks(3, ["ids"]), None),
-    "unfold_column_chunks_flat": (lambda P: make(P).unfold_column_chunks(2, ["logp"]), None),
+    "unfold_column_chunks": (lambda P: unfold_column_chunks(make(P), 3, ["ids"]), None),
+    "unfold_column_chunks_flat": (lambda P: unfold_column_chunks(make(P), 2, ["logp"]), None),
     "pad_zero": (lambda P: P.pad_dataproto_to_divisor(make(P), 0), None),
     "padding_of_no_rows": (lambda P: make(P, 0).padding(1), None),
     "padding_negative": (lambda P: make(P).padding(-1), None),

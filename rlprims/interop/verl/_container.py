@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,8 +15,8 @@ from einops import rearrange
 from torch import Tensor
 
 from rlprims import data_proto
-from rlprims.data_proto import BatchError, MissingField
-from rlprims.data_proto._columns import Array, Columns, byte_count, names, object_array, row_range, take
+from rlprims.data_proto import BatchError
+from rlprims.data_proto._columns import Array, Columns, byte_count, names, row_range
 from rlprims.data_proto._convert import bytes_text
 from rlprims.data_proto._rows import extended, gathered
 
@@ -178,51 +178,6 @@ class DataProto(data_proto.DataProto):
         axes = " ".join(f"b{number}" for number in range(batch_dims))
         return self._like(_rearranged(columns, f"{axes} ... -> ({axes}) ...", math.prod(sizes)))
 
-    def unfold_column_chunks(self, n_split: int, split_keys: Iterable[str] | None = None) -> Self:
-        """Cut each row into ``n_split`` rows. Fields in ``split_keys`` are cut along their second dimension.
-
-        All other fields are repeated. An object column without a second dimension is cut cell by cell.
-
-        Raises:
-            MissingField: a split key that is not a column.
-            BatchError: ``n_split`` does not divide the second dimension, or a field to split is jagged.
-
-        >>> data = DataProto.from_dict({"pair": torch.tensor([[1, 2], [3, 4]])}, {"uid": ["a", "b"]})
-        >>> cut = data.unfold_column_chunks(2, split_keys=["pair"])
-        >>> cut["pair"].tolist(), cut["uid"].tolist()
-        ([[1], [2], [3], [4]], ['a', 'a', 'b', 'b'])
-        """
-        tensors, arrays, rows = self._columns()
-        keys = set(split_keys or ())
-        for name in keys - tensors.keys() - arrays.keys():
-            raise MissingField(f"no column {name!r}; {self._fields()}")
-        _check_dense({name: tensors[name] for name in keys & tensors.keys()})
-        if n_split < 1:
-            raise BatchError(f"unfold_column_chunks: n_split is {n_split}, expected at least 1")
-        numbers = row_range(rows or 0).repeat_interleave(n_split)
-
-        def tensor_rows(name: str, tensor: Tensor) -> Tensor:
-            if name not in keys:
-                return take(tensor, numbers)
-            _check_divides(name, tensor.shape[1:], n_split)
-            return rearrange(tensor, "b (n w) ... -> (b n) w ...", n=n_split)
-
-        def array_rows(name: str, array: Array) -> Array:
-            if name not in keys:
-                return array.repeat(n_split, axis=0)
-            if array.ndim > 1:
-                _check_divides(name, array.shape[1:], n_split)
-                return rearrange(array, "b (n w) ... -> (b n) w ...", n=n_split).copy()
-            return object_array([piece for cell in array for piece in _cell_parts(name, cell, n_split)])
-
-        return self._like(
-            Columns(
-                {name: tensor_rows(name, tensor) for name, tensor in tensors.items()},
-                {name: array_rows(name, array) for name, array in arrays.items()},
-                None if rows is None else rows * n_split,
-            )
-        )
-
     def print_size(self, prefix: str = "") -> str:
         """The sizes of the parts, as a text to print or to log.
 
@@ -261,17 +216,3 @@ def _check_dense(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_nested:
             raise BatchError(f"{name} is jagged, expected rows of one shape; use to_padded_tensor on it first")
-
-
-def _check_divides(name: str, row_shape: tuple[int, ...], n_split: int) -> None:
-    if not row_shape or row_shape[0] % n_split:
-        raise BatchError(
-            f"unfold_column_chunks: rows of {name} have shape {tuple(row_shape)}, expected a first dimension of "
-            f"{n_split} equal parts; leave {name} out of split_keys to repeat it"
-        )
-
-
-def _cell_parts(name: str, cell: Any, n_split: int) -> list[Any]:
-    _check_divides(name, (len(cell),) if hasattr(cell, "__len__") else (), n_split)
-    width = len(cell) // n_split
-    return [cell[number * width : (number + 1) * width] for number in range(n_split)]
