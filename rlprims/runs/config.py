@@ -126,7 +126,7 @@ def load_as(kind: type[Settings], path: Path, overrides: Sequence[str] = ()) -> 
 
 def read_yaml(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The settings of a file and of those that it extends."""
-    import yaml  # of the extra train; rows are read without it
+    import yaml  # of the extra train; lab reads rows without it
 
     try:
         values = yaml.safe_load(path.read_text())

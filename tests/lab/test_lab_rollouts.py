@@ -1,6 +1,5 @@
 """The loaders, on files as their writers write them."""
 
-import gzip
 import json
 import math
 from pathlib import Path
@@ -10,9 +9,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from examples.load_rollouts import load_jsonl, load_run, load_trl, load_verl
 from examples.simulate import compare, simulate
-from rlprims import algorithms
+from rlprims import algorithms, lab
 from rlprims.cli import main
 from rlprims.runs.records import read_rollouts
 from tests import tiny
@@ -29,7 +27,7 @@ def test_json_lines_by_the_vocabulary(tmp_path):
         {"prompt": "2+2", "response_tokens": ["4"], "old_log_probs": [-0.5], "log_probs": [-0.25], "score": 1},
         {"prompt": "2+2", "response_tokens": ["5", "!"], "old_log_probs": [-2, -1], "log_probs": [-2, -1], "score": 0},
     ]
-    batch = load_jsonl(written(tmp_path / "rows.jsonl", rows))
+    batch = lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
     assert batch["response_mask"].tolist() == [[True, False], [True, True]]
     assert batch["old_log_probs"].tolist() == [[-0.5, 0.0], [-2.0, -1.0]]
     assert batch["group_ids"].tolist() == [0, 0]
@@ -41,7 +39,7 @@ def test_json_lines_by_the_vocabulary(tmp_path):
 
 def test_a_mask_of_one_s_own_is_kept(tmp_path):
     rows = [{"response_tokens": ["call", "result", "so"], "response_mask": [1, 0, 1], "scores": 1.0, "group_ids": 0}]
-    batch = load_jsonl(written(tmp_path / "rows.jsonl", rows))
+    batch = lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
     assert batch["response_mask"].tolist() == [[True, False, True]]
 
 
@@ -59,7 +57,7 @@ def test_a_mask_of_one_s_own_is_kept(tmp_path):
 )
 def test_load_jsonl_names_rows_that_do_not_fit(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
-        load_jsonl(written(tmp_path / "rows.jsonl", rows))
+        lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
 
 
 def test_a_run_directory(tmp_path):
@@ -73,7 +71,7 @@ def test_a_run_directory(tmp_path):
     ]
     (tmp_path / "rollouts").mkdir()
     written(tmp_path / "rollouts" / "step_000003.jsonl", rows)
-    batch = load_run(tmp_path)
+    batch = lab.load_run(tmp_path)
     assert len(batch) == 3
     assert batch["responses"].tolist() == [[4, 5]] * 3
     torch.testing.assert_close(batch["rollout_log_probs"], torch.tensor([[-0.5, -0.1]] * 3))
@@ -82,31 +80,12 @@ def test_a_run_directory(tmp_path):
     assert table["gradient"][0] > 0 > table["gradient"][2]
 
 
-def test_a_compressed_step_is_read_and_a_missing_or_damaged_one_is_named(tmp_path):
-    (tmp_path / "rollouts").mkdir()
-    with pytest.raises(ValueError, match="has no rollouts of step 0; it has those of no step"):
-        load_run(tmp_path)
-    line = {"step": 3, "group": 1, "prompt": "2+2", "response": "4", "answer": 4, "status": "trained", "score": None}
-    with gzip.open(tmp_path / "rollouts/step_000003.jsonl.gz", "wt") as file:
-        file.write(json.dumps(line | {"response_tokens": ["4"], "acc": None, "columns/status": 2.0}) + "\n")
-        file.write(json.dumps(line | {"response_tokens": ["4"], "acc": 1.0, "columns/status": 3.0}) + "\n")
-    batch = load_run(tmp_path, 3)
-    assert batch["scores"].isnan().all()
-    assert batch["acc"].nan_to_num(-1).tolist() == [-1, 1]
-    assert (batch["columns/status"].tolist(), list(batch["status"])) == ([2.0, 3.0], ["trained", "trained"])
-    with pytest.raises(ValueError, match=r"no rollouts of step 4; it has those of \[3\]"):
-        load_run(tmp_path, [3, 4])
-    (tmp_path / "rollouts/step_000005.jsonl").write_text("{}\n{\n")
-    with pytest.raises(ValueError, match=r"step_000005\.jsonl:2: not JSON"):
-        load_run(tmp_path)
-
-
 def test_groups_may_have_names(tmp_path):
     rows = [
         {"group": name, "response": "it is", "score": score}
         for name, score in [("math-7", 1.0), ("math-2", 0.0), ("math-7", 0.0)]
     ]
-    batch = load_jsonl(written(tmp_path / "rows.jsonl", rows))
+    batch = lab.load_jsonl(written(tmp_path / "rows.jsonl", rows))
     assert batch["group_ids"].tolist() == [0, 1, 0]
     assert list(batch["group"]) == ["math-7", "math-2", "math-7"]
     assert simulate(algorithms.rloo(), batch)["advantage"] == [1.0, 1.0, 0.0, 0.0, -1.0, -1.0]
@@ -130,13 +109,13 @@ def trained(tmp_path_factory):
 
 
 def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
-    whole = load_run(trained, range(1, 5))
+    whole = lab.load_run(trained, range(1, 5))
     assert sorted(set(whole["step"].tolist())) == [1, 2, 3, 4]
     used = [
         label for label, status in zip(whole["group_ids"].tolist(), whole["status"], strict=True) if status == "trained"
     ]
     assert max(used.count(label) for label in set(used)) == 3  # the group's size: none is there twice
-    one = load_run(trained, 3)  # sampled by the policy that the step begins with, as no surplus is in it
+    one = lab.load_run(trained, 3)  # sampled by the policy that the step begins with, as no surplus is in it
     assert set(one["step"].tolist()) == {3}
     mask = one["response_mask"]
     torch.testing.assert_close(one["old_log_probs"][mask], one["rollout_log_probs"][mask], atol=1e-4, rtol=0)
@@ -149,9 +128,9 @@ def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
 def test_ratios_of_a_checkpoint_to_what_was_sampled(trained):
     """Of the policy before the step they are 1; of the one after it they are those that transformers gives."""
     policies = {step: trained / f"checkpoints/step_{step:06d}/policy" for step in (2, 4)}
-    before = simulate(algorithms.dapo(), load_run(trained, 3, policy=policies[2]))
+    before = simulate(algorithms.dapo(), lab.load_run(trained, 3, policy=policies[2]))
     assert before["ratio"] == pytest.approx([1.0] * len(before), abs=1e-4)
-    table = simulate(algorithms.dapo(), load_run(trained, 4, policy=policies[4]))
+    table = simulate(algorithms.dapo(), lab.load_run(trained, 4, policy=policies[4]))
     assert max(abs(ratio - 1) for ratio in table["ratio"]) > 1e-3
     row = next(row for row in read_rollouts(trained, 4) if row.status == "trained")
     ids = torch.tensor([row.prompt_ids + row.response_ids])
@@ -165,7 +144,7 @@ def test_a_truncated_sampler_has_no_ratio_of_whole_distributions(trained):
     config = (trained / "config.yaml").read_text()
     (trained / "config.yaml").write_text(config.replace("top_p: 1.0", "top_p: 0.9"))
     with pytest.raises(ValueError, match="sampled with top_k, top_p or min_p"):
-        load_run(trained, 4, policy=trained / "checkpoints/step_000004/policy")
+        lab.load_run(trained, 4, policy=trained / "checkpoints/step_000004/policy")
     (trained / "config.yaml").write_text(config)
 
 
@@ -176,7 +155,7 @@ def test_load_jsonl_leaves_what_an_episode_read_outside_its_mask(tmp_path):
     (tmp_path / "rollouts").mkdir()
     rows = [{**line, "score": 1.0, "advantages": [1, 0, 1]}, {**line, "score": 0.0, "advantages": [-1, 0, -1]}]
     written(tmp_path / "rollouts" / "step_000001.jsonl", rows)
-    batch = load_run(tmp_path)
+    batch = lab.load_run(tmp_path)
     assert batch["response_mask"].tolist() == [[True, False, True]] * 2
     assert batch["turn_ids"].tolist() == [[0, 0, 1]] * 2
     table = simulate(algorithms.rloo(), batch)
@@ -189,7 +168,7 @@ def test_load_jsonl_reads_verls_dumps(tmp_path):
         {"input": "user\n2+2", "output": "it is 4", "gts": "4", "score": 1.0, "step": 7, "acc": True},
         {"input": "user\n2+2", "output": "5", "gts": "4", "score": 0.0, "step": 7, "acc": False},
     ]
-    batch = load_verl(written(tmp_path / "7.jsonl", rows))
+    batch = lab.load_verl(written(tmp_path / "7.jsonl", rows))
     assert batch["response_mask"].sum(-1).tolist() == [3, 1]
     assert list(batch["answer"]) == ["4", "4"]
     table = simulate(algorithms.dapo(), batch)
@@ -203,18 +182,18 @@ def test_load_jsonl_reads_trls_logs():
         {"step": 1, "prompt": "2+2", "completion": [{"role": "assistant", "content": "5"}], "right": 0.0,
          "format": math.nan, "advantage": -0.7},
     ]  # fmt: skip
-    batch = load_trl(rows)
+    batch = lab.load_trl(rows)
     assert batch["scores"].tolist() == [1.5, 0.0]
     assert batch["response_mask"].sum(-1).tolist() == [3, 1]
     assert batch["trl_advantages"].tolist() == pytest.approx([0.7, -0.7])
-    assert load_trl(rows, rewards={"right": 2.0})["scores"].tolist() == [2.0, 0.0]
+    assert lab.load_trl(rows, rewards={"right": 2.0})["scores"].tolist() == [2.0, 0.0]
     assert simulate(algorithms.rloo(), batch)["advantage"] == [1.5, 1.5, 1.5, -1.5]
     with pytest.raises(ValueError, match="wrong"):
-        load_trl(rows, rewards=["wrong"])
+        lab.load_trl(rows, rewards=["wrong"])
 
 
 def test_trl_s_parquet_file(tmp_path):
     pandas = pytest.importorskip("pandas")
     rows = [{"step": 1, "prompt": "2+2", "completion": "4", "right": 1.0, "advantage": 0.0}]
     pandas.DataFrame(rows).to_parquet(tmp_path / "completions_00001.parquet")
-    assert load_trl(tmp_path / "completions_00001.parquet")["scores"].tolist() == [1.0]
+    assert lab.load_trl(tmp_path / "completions_00001.parquet")["scores"].tolist() == [1.0]

@@ -12,8 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from examples.load_rollouts import load_run
-from rlprims import algorithms
+from rlprims import algorithms, lab
 from rlprims.data_proto import DataProto
 from rlprims.layout import sequence_sum
 from rlprims.runs.directory import RunDirectory
@@ -328,10 +327,10 @@ def test_records_say_which_groups_are_old_and_they_are_loaded_once(
             again += row.sample_id in seen
         seen |= {row.sample_id for row in rows}
     assert again > 0
-    loaded = load_run(config.run_dir, range(1, 6))
+    loaded = lab.load_run(config.run_dir, range(1, 6))
     assert len(loaded) == len(seen)
     assert loaded["group_ids"].bincount().tolist() == [3] * (len(seen) // 3)
-    last = load_run(config.run_dir, 5)
+    last = lab.load_run(config.run_dir, 5)
     assert len(last) == 12, "one step has all that it trained"
     assert last["group_age"].isfinite().sum() == 6
 

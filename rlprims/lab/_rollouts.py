@@ -1,15 +1,6 @@
-"""Recorded rollouts as a batch: from JSON lines, from a run's directory, and from the logs of verl and TRL.
+"""Recorded rollouts as a batch: from JSON lines, from our run directories, and from the logs of verl and TRL."""
 
-In a notebook, with this file beside it::
-
-    from load_rollouts import load_run
-
-    batch = load_run("runs/words-dapo", step=40)
-"""
-
-import gzip
 import importlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,24 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import Sampling
+from rlprims.execution import ModelConfig, Sampling
 from rlprims.grouping import dense_ids
 from rlprims.logprobs import from_logits
+from rlprims.runs.records import RecordedRow, read_rollouts
+from rlprims.runs.rows import BadRows, read_rows
 
 Tokenize = Callable[[str], list[str]]
 
 _NAMES = {"score": "scores", "group": "group_ids", "baseline_score": "baseline_scores", "response_ids": "responses"}
 """Other names in records, and the vocabulary's names for them."""
-_OF_A_RUN = {
-    *("step", "sample_id", "group", "prompt", "response", "answer", "data_source", "failure", "score", "status"),
-    *("ended", "prompt_ids", "response_ids", "response_tokens", "rollout_log_probs", "old_log_probs", "advantages"),
-    *("kept", "turn_ids", "observation", "turn_rewards", "shaped_scores", "baseline_scores"),
-}
-"""The fields of a recorded sample; all others are columns of rewards."""
 
 
 def words(text: str) -> list[str]:
@@ -78,49 +64,20 @@ def load_run(
     Raises:
         ValueError: nothing is recorded at that step; or with ``policy``, no token ids, or truncated sampling.
     """
-    files = {int(file.name[5:11]): file for file in sorted(Path(run, "rollouts").glob("step_*.jsonl*"))}
-    steps = [max(files, default=0)] if step is None else [step] if isinstance(step, int) else list(step)
-    if missing := [at for at in steps if at not in files]:
-        raise ValueError(f"{run} has no rollouts of step {missing[0]}; it has those of {sorted(files) or 'no step'}")
-    rows = [line for at in steps for line in _lines(files[at]) if line["status"] != "greedy baseline"]
-    of_group = {
-        row["group"]: row["step"] for row in sorted(rows, key=lambda row: (row["status"] != "surplus", -row["step"]))
-    }
-    rows = [row for row in rows if row["step"] == of_group[row["group"]]]
-    episodes = any(row.get("turn_ids") for row in rows)
-    columns = dict.fromkeys(name for row in rows for name, x in row.items() if isinstance(x, int | float))
-    numbers = [name for name in columns if name not in _OF_A_RUN]
+    run = Path(run)
+    steps = [step] if step is None or isinstance(step, int) else list(step)
+    rows = [row for at in steps for row in read_rollouts(run, at) if row.status != "greedy baseline"]
+    of_group = {row.group: row.step for row in sorted(rows, key=lambda row: (row.status != "surplus", -row.step))}
+    rows = [row for row in rows if row.group is None or row.step == of_group[row.group]]
+    episodes = any(row.turn_ids for row in rows)
+    numbers = dict.fromkeys(name for row in rows for name, x in row.columns.items() if isinstance(x, int | float))
     data = _batch([_record(row, episodes, numbers) for row in rows], str(run), words)
-    return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(Path(run))))
-
-
-def _record(row: Mapping[str, Any], episodes: bool, numbers: Iterable[str]) -> dict[str, Any]:
-    tokens, sampled = row.get("response_tokens", [row.get("response", "")]), row.get("rollout_log_probs")
-    optional = {
-        "response_ids": row.get("response_ids"),
-        "rollout_log_probs": sampled,
-        "old_log_probs": sampled and (row.get("old_log_probs") or sampled),
-        "baseline_score": row.get("baseline_scores"),
-        "ended": int(Ended.from_label(row["ended"])) if row.get("ended") else None,
-        "group": row.get("group"),
-        # Tokens between the model's turns are outside the mask.
-        "response_mask": [not read for read in row["observation"]] if episodes else None,
-        "turn_ids": row["turn_ids"] if episodes else None,
-    }
-    return {
-        **{name: row.get(name, "") for name in ("step", "prompt", "response", "answer", "status")},
-        "response_tokens": tokens,
-        **{name: _number(row.get(name)) for name in numbers},
-        "score": _number(row.get("score")),
-        **{name: value for name, value in optional.items() if value is not None},
-    }
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+    return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
 
 
 def _temperature(run: Path) -> float:
+    import yaml
+
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     sampling = Sampling.model_validate(config.get("sampling", {}))
     if sampling.truncates:
@@ -129,18 +86,20 @@ def _temperature(run: Path) -> float:
     return sampling.temperature
 
 
-def _log_probs(rows: Sequence[Mapping[str, Any]], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
+def _log_probs(rows: Sequence[RecordedRow], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
     """Compute the log-probs row by row, which is fast enough for a few rollouts."""
-    if not all(row.get("prompt_ids") and len(row["response_ids"]) == len(row["response_tokens"]) for row in rows):
+    if not all(row.prompt_ids and len(row.response_ids) == len(row.tokens) for row in rows):
         raise ValueError("policy=: some rows have no prompt_ids or response_ids, expected both in every row")
-    model = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    from rlprims.execution.hf._models import load_causal_lm
+
+    model = load_causal_lm(str(policy), ModelConfig(path=str(policy), device="cpu", packing=False))
     found = torch.zeros(data["response_mask"].shape)
     with torch.inference_mode():
         for at, row in enumerate(rows):
-            ids = torch.tensor([[*row["prompt_ids"], *row["response_ids"]]])
-            first = len(row["prompt_ids"])
+            ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+            first = len(row.prompt_ids)
             logits = model(input_ids=ids).logits[:, first - 1 : -1]
-            found[at, : len(row["response_ids"])] = from_logits(logits, ids[:, first:], temperature=temperature)[0]
+            found[at, : len(row.response_ids)] = from_logits(logits, ids[:, first:], temperature=temperature)[0]
     return DataProto.from_dict(tensors={"log_probs": found})
 
 
@@ -196,18 +155,31 @@ def _text_of(text: Any) -> str:
     return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
 
 
+def _record(row: RecordedRow, episodes: bool, numbers: Iterable[str]) -> dict[str, Any]:
+    optional = {
+        "response_ids": row.response_ids or None,
+        "rollout_log_probs": row.log_probs or None,
+        "old_log_probs": (row.old_log_probs or row.log_probs) if row.log_probs else None,
+        "baseline_score": row.baseline_score,
+        "score": math.nan if row.score is None else row.score,
+        "ended": int(Ended.from_label(row.ended)) if row.ended else None,
+        "group": row.group,
+        **{name: math.nan if row.columns.get(name) is None else row.columns[name] for name in numbers},
+        # Tokens between the model's turns are outside the mask.
+        "response_mask": [not read for read in row.observed] if episodes else None,
+        "turn_ids": row.turn_ids if episodes else None,
+    }
+    return {
+        **{name: getattr(row, name) for name in ("step", "prompt", "response", "answer", "status")},
+        "response_tokens": row.tokens,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines, which may be compressed."""
-    rows = []
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line) if line.strip() else {}
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number}: expected an object with fields, got {type(row).__name__}")
-            rows += [row] if row else []
+    bad = BadRows(path)
+    rows = [row for _, row in read_rows(path, bad)]
+    bad.check()
     return rows
 
 
