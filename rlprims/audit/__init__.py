@@ -11,7 +11,9 @@
 'advantage.grpo(ddof=0)'
 """
 
+from rlprims.audit._checks import CHECKS, check
+from rlprims.audit._finding import Checked, Finding
 from rlprims.audit._found import Found
 from rlprims.audit._identify import Identified, identify
 
-__all__ = ["Found", "Identified", "identify"]
+__all__ = ["CHECKS", "Checked", "Finding", "Found", "Identified", "check", "identify"]
