@@ -1,11 +1,18 @@
-"""Notes early in a run: the column that the filter reads, and scores that are all equal."""
+"""Notes early in a run: the column that the filter reads, scores that are all equal, and the audit of a step."""
+
+import json
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
+from rlprims import audit
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
+from rlprims.reports.step_page import write_step_page
+from rlprims.runs.disk_errors import writing
 from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
@@ -87,3 +94,23 @@ class EqualScores:
         shown = batch.select_idxs(sorted([*firsts, *others][:_SHOWN]))
         for i in range(len(shown)):
             print_samples(self.console, "nothing to learn from", [shown[i : i + 1]], 1)
+
+
+class AuditedStep:
+    """A hook that audits the first step it sees: to the console, ``RUN/audit.html`` and ``RUN/audit.json``."""
+
+    def __init__(self, run: Path, tokenizer: Any, console: Console) -> None:
+        self.run, self.tokenizer, self.console, self.is_done = run, tokenizer, console, False
+
+    def __call__(self, trainer: Trainer, step: StepResult) -> None:
+        if self.is_done:
+            return
+        self.is_done, page = True, self.run / "audit.html"
+        report = audit.report(step.batch, tokenizer=self.tokenizer)
+        with writing(page):
+            title = f"step {step.number} of {self.run.name}"
+            write_step_page(step.batch, report, page, tokenizer=self.tokenizer, title=title)
+            (self.run / "audit.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+        self.console.print(f"audit of step {step.number}: {page}\n{report}", highlight=False, soft_wrap=True)
+        if codes := ", ".join(finding.code for finding in report.errors):
+            self.console.print(f"warning: the audit found errors, {codes}: {page}", style="yellow", soft_wrap=True)
