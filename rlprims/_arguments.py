@@ -128,12 +128,12 @@ def _add_reports(commands: _Commands) -> None:
     rollouts.add_argument("--source", help="only this data source")
     page = "one page of all steps, or of --step, instead of the terminal"
     rollouts.add_argument("--html", type=Path, metavar="FILE", help=page)
+    read = (
+        "A saved DataProto, safetensors, JSON lines, a dump of verl, a log of TRL, or a run of ours; never a pickle. "
+    )
+    error = read + "The exit code is 1 if there is an error, 0 for notes."
     audit = commands.add_parser(
-        "audit",
-        help="check one step of any trainer",
-        description="Name the formulas of a step and what is wrong in it, from its columns: a saved DataProto, "
-        "safetensors, JSON lines, a dump of verl, a log of TRL, or a run of ours. Nothing is unpickled. The exit code "
-        "is 1 if there is an error, 0 for notes.",
+        "audit", help="the formulas of a step of any trainer, and its errors", description=error
     )
     audit.add_argument("path", type=Path, nargs="?", metavar="PATH", help="a file, or the directory of a run")
     audit.add_argument("--step", type=int, help="of a run (default: the last one recorded)")

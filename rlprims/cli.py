@@ -243,7 +243,7 @@ def _audit(options: argparse.Namespace, console: Any) -> int:
         console.print(inspect.getdoc(audit.CHECKS[code]), markup=False, highlight=False)
         return 0
     if options.path is None:
-        raise ValueError("expected PATH, the file of a step or the directory of a run, or --explain CODE")
+        raise ValueError("expected PATH, a step's file or a run's directory, or --explain CODE")
     from rlprims.lab._step import load_step
     from rlprims.reports.step_page import write_step_page
     from rlprims.runs.disk_errors import writing
@@ -253,13 +253,11 @@ def _audit(options: argparse.Namespace, console: Any) -> int:
     tokenizer = None if options.tokenizer is None else tokenizer_of(options.tokenizer)
     report = audit.report(batch, tokenizer=tokenizer)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    if options.json:
-        with writing(options.json):
+    with writing(options.json or options.html):
+        if options.json:
             options.json.write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
-    if options.html:
-        with writing(options.html):
-            page = write_step_page(batch, report, options.html, tokenizer=tokenizer, title=options.path.name)
-        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+        if options.html:
+            write_step_page(batch, report, options.html, tokenizer=tokenizer, title=options.path.name)
     return 1 if report.errors else 0
 
 

@@ -1,7 +1,5 @@
 """Notes early in a run: the column that the filter reads, scores that are all equal, and the audit of a step."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
 from rlprims.reports.step_page import write_step_page
+from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
@@ -99,18 +98,16 @@ class EqualScores:
 class AuditedStep:
     """A hook that audits the first step it sees: to the console, ``RUN/audit.html`` and ``RUN/audit.json``."""
 
-    def __init__(self, run: Path, tokenizer: Any, console: Console) -> None:
+    def __init__(self, run: RunDirectory, tokenizer: Any, console: Console) -> None:
         self.run, self.tokenizer, self.console, self.is_done = run, tokenizer, console, False
 
     def __call__(self, trainer: Trainer, step: StepResult) -> None:
-        if self.is_done:
-            return
-        self.is_done, page = True, self.run / "audit.html"
-        report = audit.report(step.batch, tokenizer=self.tokenizer)
-        with writing(page):
-            title = f"step {step.number} of {self.run.name}"
-            write_step_page(step.batch, report, page, tokenizer=self.tokenizer, title=title)
-            (self.run / "audit.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
-        self.console.print(f"audit of step {step.number}: {page}\n{report}", highlight=False, soft_wrap=True)
-        if codes := ", ".join(finding.code for finding in report.errors):
-            self.console.print(f"warning: the audit found errors, {codes}: {page}", style="yellow", soft_wrap=True)
+        if not self.is_done:
+            report, page = audit.report(step.batch, tokenizer=self.tokenizer), self.run.path / "audit.html"
+            self.run.write_json("audit.json", report.to_json())
+            with writing(page):
+                title = f"step {step.number} of {self.run.path.name}"
+                write_step_page(step.batch, report, page, tokenizer=self.tokenizer, title=title)
+            found = f"audit of step {step.number}: {page}\n{report}"
+            self.console.print(f"warning: {found}" if report.errors else found, style="yellow" if report.errors else "")
+        self.is_done = True

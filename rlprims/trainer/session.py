@@ -175,8 +175,8 @@ class _RlRun(Run):
         super().__init__(config, run, parts.execution, parts.workers, self.trainer, console, best, ProgressLine)
 
     def hooks(self) -> list[Hook]:
-        audits = [AuditedStep(self.run_directory.path, self.recording_tokenizer, self.console)]
-        return [EqualScores(self.console), Bounds(self.config, self.console), *audits * self.config.audit]
+        audited = [AuditedStep(self.run_directory, self.recording_tokenizer, self.console)] * self.config.audit
+        return [EqualScores(self.console), Bounds(self.config, self.console), *audited]
 
     def record(self, step: StepResult) -> None:
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]

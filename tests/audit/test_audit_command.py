@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from rlprims import DataProto, audit
 from rlprims.cli import main
-from rlprims.reports.step_page import write_step_page
+from rlprims.reports import step_page
 from tests import tiny
 from tests.audit.test_identify import centred, clipped, rollouts
 
@@ -97,9 +97,15 @@ def test_an_error_is_told_with_its_fix_and_the_exit_code_is_one(tmp_path: Path, 
 
 def test_notes_alone_are_no_failure() -> None:
     note = audit.Finding("G1", "note", "what", "how much", "how")
-    assert audit.Report({}, (note,), {}).errors == ()
-    told = str(audit.Report({}, (note,), {"L1": "needs rollout_log_probs", "L2": "needs rollout_log_probs"}))
-    assert told.splitlines() == ["G1 note: what", "  how much", "  how", "not told: L1, L2: needs rollout_log_probs"]
+    needs = dict.fromkeys(("L1", "L2"), "needs rollout_log_probs")
+    told = audit.Report(audit.Identified({}, 0), audit.Checked((note,), needs))
+    assert told.errors == ()
+    assert str(told).splitlines() == [
+        "G1 note: what",
+        "  how much",
+        "  how",
+        "not told: L1, L2: needs rollout_log_probs",
+    ]
 
 
 def test_a_dump_of_verl_has_no_numbers_of_formulas_and_says_so(tmp_path: Path, capsys: Run) -> None:
@@ -154,8 +160,8 @@ def broken(path: Path, kind: str) -> Path:
     [
         ("cut", "is damaged"),
         ("pickle", "is a pickle, which runs code when it is read"),
-        ("text", "expected a saved DataProto, safetensors, JSON lines or Parquet"),
-        ("empty", "expected a saved DataProto, safetensors, JSON lines or Parquet"),
+        ("text", "step:1: "),
+        ("empty", "has no responses"),
         ("json", "step:1"),
         ("ragged", "expected as many per-token entries as the response has"),
         ("two losses", "loss differs between rows, expected one number of the step"),
@@ -175,7 +181,7 @@ def test_a_broken_file_is_one_line(kind: str, message: str, tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected PATH, the file of a step or the directory of a run, or --explain CODE"),
+        ([], "expected PATH, a step's file or a run's directory, or --explain CODE"),
         (["no/such/file"], "no/such/file: No such file"),
         ([".", "--step", "3"], "has no recorded rollouts"),
         (["--explain", "Z9"], "no check 'Z9': "),
@@ -235,7 +241,7 @@ def test_the_page_has_formulas_findings_and_tokens_and_needs_nothing_else(tmp_pa
     shown = {one["id"]: one for group in groups for one in group["rows"]}
     assert sorted(shown) == list(range(16))
     assert next(iter(shown)) == row  # rows with findings come first
-    assert "M4" in shown[row]["marks"][str(token - shown[row]["first"])]
+    assert "M4" in shown[row]["marks"][str(token)]
     assert shown[row]["outside"][: token + 1] == [False] * (token + 1)
 
 
@@ -245,17 +251,18 @@ def test_the_page_shows_text_with_a_tokenizer_and_the_mask_inside_a_row(tmp_path
     mask = torch.tensor([[False, True, False, True, False]])
     batch = {"response_mask": mask, "responses": ids, "attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}
     report = audit.report(batch, tokenizer=tokenizer)
-    assert report.stages == {}
-    assert "formulas" in report.not_told
-    page = write_step_page(batch, report, tmp_path / "page.html", tokenizer=tokenizer)
+    assert report.identified.stages == {}
+    assert "formulas" in report.checked.silent
+    page = step_page.write_step_page(batch, report, tmp_path / "page.html", tokenizer=tokenizer)
     (row,) = json.loads(Reader(page.read_text()).scripts[0])["steps"][0]["groups"][0]["rows"]
     assert "".join(row["tokens"]) == tokenizer.decode(ids[0, :4])
     assert row["outside"] == [True, False, True, False]
 
 
-def test_a_page_stays_small_and_says_so(tmp_path: Path) -> None:
+def test_a_page_stays_small_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_page, "_MOST_BYTES", 1500)
     batch = right_step()
-    page = write_step_page(batch, audit.report(batch), tmp_path / "page.html", most_bytes=1500)
+    page = step_page.write_step_page(batch, audit.report(batch), tmp_path / "page.html")
     data = json.loads(Reader(page.read_text()).scripts[0])
     count = sum(len(group["rows"]) for group in data["steps"][0]["groups"])
     assert 0 < count < 16
