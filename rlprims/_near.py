@@ -13,6 +13,7 @@ OTHER_WORDS = {
     **{"log_prob": "log_probs", "per_token_logps": "log_probs", "sampling_per_token_logps": "rollout_log_probs"},
     **dict.fromkeys(("old_log_prob", "old_per_token_logps"), "old_log_probs"),
     **dict.fromkeys(("ref_log_prob", "ref_per_token_logps"), "ref_log_probs"),
+    **{"prompt_ids": "prompts", "completion_ids": "responses", "entropys": "entropies"},
 }
 """Names of other libraries, and what they are called here."""
 

@@ -1,7 +1,9 @@
 """What was found for a stage, in words."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,24 +14,8 @@ from rlprims.algorithms import BoundFunction, use
 from rlprims.data_proto import DataProto
 from rlprims.grouping import dense_ids
 
-_DECIDES = {
-    "normalize_std": "a group whose scores have a standard deviation other than 1",
-    "std_over": "groups with other spreads than the batch",
-    "eps": "a group of scores that are nearly equal",
-    "ddof": "small groups",
-    "singleton": "a group of one response",
-    "tolerance": "a group of scores that are nearly equal",
-    "clip_low": "a token with a negative advantage and a small ratio",
-    "clip_high": "a token with a positive advantage and a large ratio",
-    "dual_clip": "a token with a negative advantage and a ratio above 3",
-    "gamma": "rewards before the last token, or values",
-    "lam": "values that are not constant",
-    "w_max": "a token with a large weight",
-    "high": "a token with a large weight",
-    "aggregation": "responses of different lengths, in micro-batches of different sizes",
-    "policy_loss": "tokens with a ratio other than 1, of both signs of the advantage",
-}
-"""The rows that tell the values of a hyperparameter apart."""
+TEXTS = json.loads(Path(__file__).with_name("_texts.json").read_text("utf-8"))
+"""By hyperparameter the rows that ``decide`` its value; by code the page of a check."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,7 @@ class Found:
     def __str__(self) -> str:
         lines = ""
         for name, values in self.undecided.items():
-            decides = f"; {_DECIDES[name]} would decide" if name in _DECIDES else ""
+            decides = f"; {TEXTS['decides'][name]} would decide" if name in TEXTS["decides"] else ""
             lines += f"\n  {name} may be {' or '.join(map(str, values))} as well{decides}"
         return self.said + lines
 
@@ -55,7 +41,7 @@ def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
     fields = {**dict(batch.batch.items()), **batch.non_tensor_batch} if isinstance(batch, DataProto) else batch
     named = {OTHER_WORDS.get(name, name): x for name, x in fields.items()}
     data = {name: x.detach().cpu() for name, x in named.items() if isinstance(x, Tensor) and not x.is_nested}
-    data |= {"loss": torch.tensor(named["loss"])} if isinstance(named.get("loss"), float) else {}
+    data |= {name: torch.tensor(x) for name, x in named.items() if isinstance(x, (int, float))}
     mask = data.get("response_mask")
     if mask is None or mask.dim() != 2:
         raise ValueError(f"expected response_mask (B, T), got {None if mask is None else tuple(mask.shape)}")

@@ -11,6 +11,7 @@ from rlprims import advantage, losses
 from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, token_weights, use
 from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms, policy_losses, weightings
 from rlprims.audit._found import Found, changed, difference, plain, worded
+from rlprims.grouping import dense_ids
 
 _EXACT = 1e-4
 Data: TypeAlias = Mapping[str, Tensor]
@@ -270,8 +271,8 @@ def _means(data: Data, more: Options) -> Iterator[Mean]:
             for number in numbers:
                 rows = (ids == number).nonzero()[:, 0]
                 x = torch.zeros(len(rows), mask.shape[1], dtype=torch.float64, requires_grad=True)
-                columns = {name: data[name][rows] for name in ("group_ids", "trajectory_ids") if name in data}
-                total = part({**columns, "losses": x, "response_mask": mask[rows]})
+                labels = {name: dense_ids(data[name][rows]) for name in ("group_ids", "trajectory_ids") if name in data}
+                total = part({**labels, "losses": x, "response_mask": mask[rows]})
                 weights[rows] = torch.autograd.grad(total, x)[0]
             yield Mean(part, over, weights / len(numbers))
 

@@ -1,67 +1,77 @@
-"""What may be wrong in a step: one function per code. Its docstring is the explanation that a user reads."""
+"""What may be wrong in a step: one function per code. Its docstring, from ``_texts.json``, explains the code."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
-from rlprims.audit._checks import _masks, _numbers
-from rlprims.audit._checks._step import CannotTell, Step
-from rlprims.audit._finding import Checked, Finding
-from rlprims.audit._found import tensors_of
+import torch
+
+from rlprims.audit._checks._batch import BATCH
+from rlprims.audit._checks._log_probs import LOG_PROBS
+from rlprims.audit._checks._step import Checks, Said, Step
+from rlprims.audit._finding import Checked, Finding, Severity
+from rlprims.audit._found import TEXTS, tensors_of
 from rlprims.data_proto import DataProto
 
-CHECKS: Mapping[str, Callable[[Step], Finding | None]] = MappingProxyType(
-    {
-        "M4": _masks.padding,
-        "N1": _numbers.not_finite,
-    }
-)
+CHECKS: Checks = {**BATCH, **LOG_PROBS}
 """By code. A letter for the part: masks, groups, advantages, rewards, log-probs, KL, numbers."""
 
-EXPLAINS: Mapping[str, str] = {}
-"""Findings that another one explains are left out."""
+for _code, _look in CHECKS.items():
+    _look.__doc__ = TEXTS["page"].format(**TEXTS["pages"][_code])
 
 
 def check(batch: DataProto | Mapping[str, Any], *, tokenizer: Any = None) -> Checked:
     """Look for what is wrong in a step: masks, groups, advantages, rewards, log-probs, KL, numbers.
 
-    Every check reads the columns that are there, under the names of this library, TRL or verl; one that lacks some, or
-    has too few tokens for its statistic, is in ``silent`` with what it needs. A note is true but may be meant.
+    Every check reads the columns that are there, by the names of this library, TRL or verl. One that lacks some, or has
+    too few tokens for its statistic, is in ``silent`` with what it needs. A note is true but may be meant.
 
     Args:
         batch: named tensors, padded, with ``response_mask`` (B, T).
-        tokenizer: shows the text around a finding, and names the begin and end tokens.
+        tokenizer: shows the text around a finding, and knows the begin and end tokens.
 
     Raises:
-        ValueError: the batch has no ``response_mask``, or a column of another shape.
+        ValueError: no ``response_mask``, or a column of another shape.
 
-    >>> import torch
     >>> mask = torch.tensor([[True, True, True]])
     >>> print(check({"response_mask": mask, "attention_mask": torch.tensor([[1, 1, 0]])}))
     M4 error: 1 padding tokens are in response_mask; row 0, token 2
       33.3% of the learned tokens is on padding
-      response_mask = response_mask & attention_mask
+      response_mask = response_mask & attention_mask.bool()
     """
-    step = Step(tensors_of(batch))
+    step = Step(tensors_of(batch), tokenizer)
     found: dict[str, Finding] = {}
     silent: dict[str, str] = {}
     for code, look in CHECKS.items():
         try:
-            said = look(step)
-        except CannotTell as reason:
+            found |= _findings(code, step, look(step))
+        except (ValueError, RuntimeError) as reason:  # a column is missing, or has another shape
             silent[code] = str(reason)
-            continue
-        if said is not None:
-            found[code] = replace(said, code=code, message=said.message + _place(step, said, tokenizer))
-    explained = {other for code in found for other in EXPLAINS.get(code, "").split()}
+    explained = {other for code in found for other in TEXTS["explains"].get(code, "").split()}
     kept = [x for code, x in found.items() if code not in explained]
     return Checked(tuple(sorted(kept, key=lambda x: x.severity)), silent)
 
 
-def _place(step: Step, said: Finding, tokenizer: Any) -> str:
+def _findings(code: str, step: Step, said: Said) -> dict[str, Finding]:
+    """The sentences of the code's page, with the numbers; nothing if it is wrong nowhere."""
+    found, numbers = said if isinstance(said, tuple) else (said, {})
+    page, where = TEXTS["pages"][code], torch.as_tensor(found)
+    if not where.any():
+        return {}
+    places = [(*place, -1)[:2] for place in where.nonzero()[:8].tolist() if place]
+    by_row = where.reshape(len(where), -1).any(1) if where.dim() else where
+    values = {"n": int(where.sum()), "rows": float(by_row.double().mean()), "share": "", **numbers}
+    values |= {"share": step.share(where)} if where.dim() else {}
+    message = page["message"].format(**values) + (_place(step, *places[0]) if places else "")
+    severity: Severity = "note" if numbers.get("note", page.get("note")) else "error"
+    finding = Finding(code, severity, message, page["number"].format(**values), page["fix"], tuple(places))
+    return {code: finding}
+
+
+def _place(step: Step, row: int, token: int) -> str:
     """Where it is first, with the text around it."""
-    if not said.tokens:
-        return ""
-    row, token = said.tokens[0]
-    return f"; row {row}" + (f", token {token}" if token >= 0 else "")
+    said = f"; row {row}" + (f", token {token}" if token >= 0 else "")
+    if step.tokenizer is None or token < 0 or "ids" not in step:
+        return said
+    ids = step["ids"][row].tolist()
+    parts = ids[max(0, token - 4) : token], ids[token : token + 1], ids[token + 1 : token + 5]
+    return said + ": {!r} [{!r}] {!r}".format(*map(step.tokenizer.decode, parts))
