@@ -22,6 +22,8 @@ RETURNS: dict[str, str] = _WORDS["returns"]
 WRONG_TENSORS = "ValueError: wrong shapes or dtypes"
 WRONG_OPTIONS = "an option that is out of its range or unknown"
 
+_SECTIONS = re.compile(r"^(Args|Returns|Raises|Attributes):|^>>> ", re.MULTILINE)
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _ENTRY = re.compile(r"^(\w[\w, *]*): ", re.MULTILINE)
 _DTYPE = re.compile(r"(?:float|bool|int)\d*\b")
 _WIDTH = 112
@@ -129,3 +131,10 @@ def _errors(hints: dict[str, Any], *, has_options: bool) -> str:
     if not any(hint is Tensor or _shape(hint) for hint in hints.values()):
         return ""
     return f"{WRONG_TENSORS}; {WRONG_OPTIONS}." if has_options else f"{WRONG_TENSORS}."
+
+
+def formula_of(function: Callable[..., Any]) -> str:
+    """The text of a docstring before its sections, without markup."""
+    text = inspect.getdoc(function) or ""
+    cut = _SECTIONS.search(text)
+    return _ROLE.sub(r"\1", text[: cut.start()] if cut else text).replace("``", "").strip()

@@ -13,6 +13,7 @@ from rlprims import algorithms
 from rlprims._arguments import RESUMABLE, parser
 from rlprims._extras import hint
 from rlprims._files import details_of
+from rlprims._near import suggest
 from rlprims.algorithms import PRESETS, Algorithm
 from rlprims.reports.terminal import make_table, open_console
 
@@ -233,6 +234,33 @@ def _rollouts(options: argparse.Namespace, console: Any) -> int:
     return 0
 
 
+def _audit(options: argparse.Namespace, console: Any) -> int:
+    from rlprims import audit
+
+    if options.explain is not None:
+        if (code := options.explain.upper()) not in audit.CHECKS:
+            raise ValueError(f"no check {options.explain!r}: {suggest(code, audit.CHECKS)}")
+        console.print(inspect.getdoc(audit.CHECKS[code]), markup=False, highlight=False)
+        return 0
+    if options.path is None:
+        raise ValueError("expected PATH, a step's file or a run's directory, or --explain CODE")
+    from rlprims.lab._step import load_step
+    from rlprims.reports.step_page import write_step_page
+    from rlprims.runs.disk_errors import writing
+    from rlprims.runs.end_tokens import tokenizer_of
+
+    batch = load_step(options.path, options.step)
+    tokenizer = None if options.tokenizer is None else tokenizer_of(options.tokenizer)
+    report = audit.report(batch, tokenizer=tokenizer)
+    console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+    with writing(options.json or options.html):
+        if options.json:
+            options.json.write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+        if options.html:
+            write_step_page(batch, report, options.html, tokenizer=tokenizer, title=options.path.name)
+    return 1 if report.errors else 0
+
+
 def _algorithms(options: argparse.Namespace, console: Any) -> int:
     if unknown := [name for name in options.names if name not in PRESETS]:
         raise ValueError(f"no preset {unknown[0]!r}: choose from {', '.join(sorted(PRESETS))}")
@@ -318,5 +346,5 @@ def _description(name: str, algorithm: Algorithm) -> str:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
     "train": _begin, "fit": _begin, "data": _data, "resume": _resume, "eval": _evaluate, "export": _export,
-    "plan": _plan, "plot": _plot, "rollouts": _rollouts, "algorithms": _algorithms, "doctor": _doctor,
+    "plan": _plan, "plot": _plot, "rollouts": _rollouts, "audit": _audit, "algorithms": _algorithms, "doctor": _doctor,
 }  # fmt: skip

@@ -33,6 +33,7 @@ MORE = {
     "max_staleness": "execution.md#when-batches-are-sampled",
     "old_groups.share": "execution.md#groups-that-are-trained-on-again",
     "algorithm": "algorithms.md",
+    "audit": "audit.md",
     "model.teacher": "distillation.md",
     "model.reward": "rewards.md#a-reward-model",
     "model.lora": "execution.md#lora",

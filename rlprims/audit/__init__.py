@@ -15,5 +15,6 @@ from rlprims.audit._checks import CHECKS, check
 from rlprims.audit._finding import Checked, Finding
 from rlprims.audit._found import Found
 from rlprims.audit._identify import Identified, identify
+from rlprims.audit._report import Report, report
 
-__all__ = ["CHECKS", "Checked", "Finding", "Found", "Identified", "check", "identify"]
+__all__ = ["CHECKS", "Checked", "Finding", "Found", "Identified", "Report", "check", "identify", "report"]

@@ -40,6 +40,8 @@ class Fit(NamedTuple):
 def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]:
     """The stages ``loss`` and ``mean``: the formula of ``gradients``, ``losses`` or ``loss``."""
     data = {name: x.double() if x.is_floating_point() else x for name, x in data.items()}
+    if "rollout_log_probs" in data:  # a trainer with one old policy has the sampler's
+        data = {"old_log_probs": data["rollout_log_probs"], **data}
     if "log_probs" not in data:
         raise ValueError(f"expected log_probs (B, T) for the losses; the batch has {sorted(data)}")
     kind = next(name for name in ("gradients", "losses", "loss") if name in data)

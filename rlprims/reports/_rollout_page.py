@@ -34,14 +34,18 @@ def write_page(
     """
     run = Path(run)
     files = recorded_steps(run) if step is None else {step: file_of(run, step)}
-    data = _embedded(run, files, source, most_bytes)
+    return embed(_embedded(run, files, source, most_bytes), out)
+
+
+def embed(data: dict[str, Any], out: Path) -> Path:
+    """Write the page that shows these data."""
     template = resources.files("rlprims.reports").joinpath("rollouts.html").read_text(encoding="utf-8")
     script = template.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     before, after = template.replace("SCRIPT_DIGEST", digest).split("ROLLOUT_DATA")
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(before + _json(data) + after, encoding="utf-8")
+    out.write_text(before + as_json(data) + after, encoding="utf-8")
     return out
 
 
@@ -60,8 +64,8 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
             if source not in (None, row.data_source):
                 continue
             key = ("alone", at) if row.group is None else row.group
-            group, entry = groups.get(key) or _group(row), _response(row)
-            used += len(_json(entry)) + (0 if key in groups else len(_json(group)))
+            group, entry = groups.get(key) or group_of(row), response_of(row)
+            used += len(as_json(entry)) + (0 if key in groups else len(as_json(group)))
             if used > most_bytes:
                 full = True
                 break
@@ -79,13 +83,13 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
     return {"run": visible(run.resolve().name), "steps": steps[::-1], "notes": notes[:20]}
 
 
-def _group(row: RecordedRow) -> dict[str, Any]:
+def group_of(row: RecordedRow) -> dict[str, Any]:
     texts = {"prompt": row.prompt, "answer": row.answer, "source": row.data_source}
     shown = {name: visible(text) for name, text in texts.items()}
     return {"id": row.group, **shown, "greedy": _short(row.baseline_score), "rows": []}
 
 
-def _response(row: RecordedRow) -> dict[str, Any]:
+def response_of(row: RecordedRow) -> dict[str, Any]:
     """The response with short numbers; one advantage instead of a list if all tokens have the same."""
     advantages = None if row.advantages is None else [_short(value) for value in row.advantages]
     if advantages and len(set(advantages)) == 1:
@@ -125,6 +129,6 @@ def _shown(value: Any) -> float | str | None:
     return _short(value) if isinstance(value, int | float) else visible(str(value))
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
     """JSON for a script element: ASCII, without ``<``, which could end the element or open a comment."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

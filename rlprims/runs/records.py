@@ -117,7 +117,7 @@ def parsed(path: Path, step: int) -> Iterator[tuple[int, RecordedRow | ValueErro
         for at, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield at, _row(json.loads(line, parse_constant=lambda _: None), step)
+                    yield at, row_of(json.loads(line, parse_constant=lambda _: None), step)
                 except (ValueError, OverflowError) as error:
                     yield at, ValueError(str(error))
 
@@ -128,7 +128,8 @@ def by_group(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
     return [[rows[at] for at in own] for own in rows_by_label(labels)]
 
 
-def _row(record: Any, step: int) -> RecordedRow:
+def row_of(record: Any, step: int) -> RecordedRow:
+    """The row of a recorded line; ``ValueError`` if its fields do not fit."""
     if not isinstance(record, dict):
         raise ValueError("expected a JSON object")
     text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "status")}

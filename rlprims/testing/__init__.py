@@ -13,6 +13,8 @@ primitive's kind. Others test that every transform of torch works: ``grad``, ``j
 derivatives, one compiled graph for all batch sizes, ``torch.export``, FakeTensors, subclasses and DTensors. A function
 with a parameter ``vocab``, ``all_reduce_rows``, ``shard`` or ``all_reduce`` must give the same result on several ranks
 as on one. ``effort="quick"`` leaves out the compiler and FakeTensors, ``effort="thorough"`` adds the slow laws.
+
+:func:`assert_step` compares a step of a trainer of your own with an algorithm.
 """
 
 from rlprims.testing._checks import (
@@ -20,8 +22,9 @@ from rlprims.testing._checks import (
     check_transforms, check_weights,
 )  # fmt: skip
 from rlprims.testing._ranks import Rank, on_ranks
+from rlprims.testing._step import assert_step
 
 __all__ = [
-    "Rank", "check", "check_advantage", "check_aggregation", "check_filter", "check_logits", "check_loss",
-    "check_reward", "check_selector", "check_transforms", "check_weights", "on_ranks",
+    "Rank", "assert_step", "check", "check_advantage", "check_aggregation", "check_filter", "check_logits",
+    "check_loss", "check_reward", "check_selector", "check_transforms", "check_weights", "on_ranks",
 ]  # fmt: skip

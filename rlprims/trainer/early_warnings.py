@@ -1,11 +1,17 @@
-"""Notes early in a run: the column that the filter reads, and scores that are all equal."""
+"""Notes early in a run: the column that the filter reads, scores that are all equal, and the audit of a step."""
+
+from typing import Any
 
 import torch
 from rich.console import Console
 
+from rlprims import audit
 from rlprims.algorithms import filter_column
 from rlprims.data_proto import DataProto
 from rlprims.reports.progress import print_samples
+from rlprims.reports.step_page import write_step_page
+from rlprims.runs.directory import RunDirectory
+from rlprims.runs.disk_errors import writing
 from rlprims.runs.steps import StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Example
@@ -87,3 +93,21 @@ class EqualScores:
         shown = batch.select_idxs(sorted([*firsts, *others][:_SHOWN]))
         for i in range(len(shown)):
             print_samples(self.console, "nothing to learn from", [shown[i : i + 1]], 1)
+
+
+class AuditedStep:
+    """A hook that audits the first step it sees: to the console, ``RUN/audit.html`` and ``RUN/audit.json``."""
+
+    def __init__(self, run: RunDirectory, tokenizer: Any, console: Console) -> None:
+        self.run, self.tokenizer, self.console, self.is_done = run, tokenizer, console, False
+
+    def __call__(self, trainer: Trainer, step: StepResult) -> None:
+        if not self.is_done:
+            report, page = audit.report(step.batch, tokenizer=self.tokenizer), self.run.path / "audit.html"
+            self.run.write_json("audit.json", report.to_json())
+            with writing(page):
+                title = f"step {step.number} of {self.run.path.name}"
+                write_step_page(step.batch, report, page, tokenizer=self.tokenizer, title=title)
+            found = f"audit of step {step.number}: {page}\n{report}"
+            self.console.print(f"warning: {found}" if report.errors else found, style="yellow" if report.errors else "")
+        self.is_done = True

@@ -23,7 +23,7 @@ from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_
 from rlprims.runs.steps import Hook, StepResult
 from rlprims.trainer.config import Config
 from rlprims.trainer.data import Examples, load_examples
-from rlprims.trainer.early_warnings import EqualScores, filter_note
+from rlprims.trainer.early_warnings import AuditedStep, EqualScores, filter_note
 from rlprims.trainer.evaluation import SEED_OFFSET, evaluate
 from rlprims.trainer.loop import Trainer
 from rlprims.trainer.mismatch import Bounds
@@ -175,7 +175,8 @@ class _RlRun(Run):
         super().__init__(config, run, parts.execution, parts.workers, self.trainer, console, best, ProgressLine)
 
     def hooks(self) -> list[Hook]:
-        return [EqualScores(self.console), Bounds(self.config, self.console)]
+        audited = [AuditedStep(self.run_directory, self.recording_tokenizer, self.console)] * self.config.audit
+        return [EqualScores(self.console), Bounds(self.config, self.console), *audited]
 
     def record(self, step: StepResult) -> None:
         sampled = [step.batch, *(rows for rows, _ in step.dropped)]

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 NEEDS = {
+    "test_audit_openrlhf.py": ("openrlhf",),
     "test_audit_trl.py": ("trl",),
     "test_audit_verl.py": ("verl",),
     "test_data_proto_tables.py": ("pandas", "pyarrow"),

@@ -3,51 +3,25 @@
 import re
 
 import pytest
-import torch
 from trl import GRPOTrainer, RLOOTrainer
 
+from examples.audit_hooks import TRL
 from rlprims import audit
 from tests.peers.test_trl_trainer import LENGTH, MATCHES, RLOO_MATCHES, Recording, digits, spread, train
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-READ = ("completion_mask", "advantages", "old_per_token_logps", "ref_per_token_logps")
-
-
-class Audited:
-    """Each optimizer step's columns: the hook that docs/audit.md shows."""
+class Audited(TRL):
+    """The hook of examples/audit_hooks.py, which keeps every step."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.steps, self.micro_batches = [], []
+        self.steps = []
 
-    def _get_per_token_logps_and_entropies(self, *args, **settings):
-        found = super()._get_per_token_logps_and_entropies(*args, **settings)
-        self.log_probs = found[0]
-        return found
-
-    def _compute_loss(self, model, inputs):
-        loss = super()._compute_loss(model, inputs)
-        self.log_probs.retain_grad()
-        self.columns = {name: x for name, x in inputs.items() if name in READ}
-        return loss
-
-    def training_step(self, *args):
-        loss = super().training_step(*args)  # the backward pass, with all that scales the loss
-        log_probs = self.log_probs.detach()
-        columns = {
-            "old_per_token_logps": log_probs,
-            **self.columns,
-            "log_probs": log_probs,
-            "gradients": self.log_probs.grad,
-        }
-        columns["micro_batches"] = torch.full((len(log_probs),), len(self.micro_batches))
-        self.micro_batches.append(columns)
-        if len(self.micro_batches) == self.args.gradient_accumulation_steps:
-            self.steps.append({name: torch.cat([each[name] for each in self.micro_batches]) for name in columns})
-            self.micro_batches = []
-        return loss
+    def audit(self, columns):
+        self.steps.append(columns)
+        super().audit(columns)
 
 
 class AuditedGRPO(Audited, Recording, GRPOTrainer):
@@ -97,3 +71,14 @@ def test_a_first_pass_cannot_tell_the_clips_apart(tmp_path):
     assert found.said == "losses.clipped_surrogate"
     assert {0.1, 0.28} <= set(found.undecided["clip_high"])
     assert "losses.reinforce" in found.undecided["the function"]
+
+
+def test_the_first_step_is_printed_with_its_page(tmp_path, capsys):
+    """dapo as TRL has it: the denominator is that of the generation batch, so one step of two counts 2 % less."""
+    AuditedGRPO.audit_page = str(tmp_path / "audit.html")
+    _, _, trainer = train(AuditedGRPO, tmp_path, steps=2, eval_strategy="no", **MATCHES["dapo"][1])
+    said = capsys.readouterr().out
+    assert said.count("\nmean: losses.token_mean") == 1
+    assert re.search(r"loss: [01]\.\d+ x losses\.", said)
+    assert not audit.report(trainer.steps[0], tolerance=1e-4).errors
+    assert "losses.token_mean" in (tmp_path / "audit.html").read_text()

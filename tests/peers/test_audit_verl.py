@@ -1,11 +1,27 @@
 """What verl 0.9's trainer and actor compute, under verl's names: ``audit.identify`` says which formula it is."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from examples.audit_hooks import verl
 from rlprims import advantage, audit, losses
 from rlprims.algorithms import BoundFunction, use
-from tests.peers.test_verl_install import UIDS, batch, by_verl, step
+from rlprims.cli import main
+from tests.peers.test_verl_install import (
+    PROMPT,
+    UIDS,
+    AlgoConfig,
+    B,
+    DataProto,
+    T,
+    batch,
+    by_verl,
+    compute_advantage,
+    step,
+)
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 
@@ -81,3 +97,48 @@ def test_a_step_without_the_weights_is_not_named() -> None:
     columns = {name: data[name] for name in ("response_mask", "log_probs", "old_log_probs", "advantages")}
     found = audit.identify({**columns, "gradients": gradient, "ref_log_probs": torch.zeros_like(gradient) - 1})
     assert not found["loss"].parts
+
+
+def before_update_actor() -> DataProto:
+    """What ``RayPPOTrainer.fit`` has there: the rollouts of GRPO with their log-probs and advantages."""
+    data, prompts = batch(), torch.ones(B, PROMPT, dtype=torch.long)
+    attention = torch.arange(T) < data["lengths"][:, None]
+    tensors = {
+        "prompts": prompts,
+        "responses": torch.arange(B * T).view(B, T) + 5,
+        "attention_mask": torch.cat([prompts, attention.long()], 1),
+        "response_mask": data["response_mask"].long(),
+        "token_level_scores": data["rewards"],
+        "token_level_rewards": data["rewards"],
+        "old_log_probs": data["old_log_probs"],
+        "rollout_log_probs": data["old_log_probs"],
+    }
+    settings = AlgoConfig(adv_estimator="grpo")
+    return compute_advantage(
+        DataProto.from_dict(tensors, non_tensors={"uid": UIDS}),
+        adv_estimator="grpo",
+        gamma=1.0,
+        lam=1.0,
+        norm_adv_by_std_in_grpo=True,
+        config=settings,
+    )
+
+
+def test_the_hook_before_update_actor(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    columns = verl(before_update_actor(), page=str(tmp_path / "page.html"))
+    assert "advantages: advantage.grpo" in capsys.readouterr().out
+    assert columns["uid"].tolist() == UIDS.tolist()
+    assert "advantage.grpo" in (tmp_path / "page.html").read_text()
+    flipped = before_update_actor()
+    flipped.batch["advantages"] *= -1
+    verl(flipped)
+    assert "advantages: none" in capsys.readouterr().out
+
+
+def test_a_dump_that_verl_wrote(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    texts = ["2+2"] * 2, ["it is 4", "5"], ["4"] * 2, [1.0, 0.0]
+    trainer = sys.modules["verl.trainer.ppo.ray_trainer"].RayPPOTrainer
+    trainer._write_generations(*texts, {"acc": [1.0, 0.0]}, str(tmp_path), 3)
+    capsys.readouterr()
+    assert main(["audit", str(tmp_path / "3.jsonl")]) == 0
+    assert "not told: formulas" in capsys.readouterr().out
