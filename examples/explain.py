@@ -6,13 +6,17 @@ In a notebook, with this file beside it:
 gpg
 """
 
+import inspect
 import re
+from collections.abc import Callable
 from textwrap import indent
+from typing import Any
 
-from rlprims._described import formula_of
 from rlprims.algorithms import PRESETS, Algorithm, check
 from rlprims.lab import Page
 
+_SECTIONS = re.compile(r"^(Args|Returns|Raises|Attributes):|^>>> ", re.MULTILINE)
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{4,5}")
 
 
@@ -31,14 +35,14 @@ def explain(algorithm: str | Algorithm) -> Page:
     if isinstance(algorithm, str):
         if algorithm not in PRESETS:
             raise ValueError(f"no preset {algorithm!r}, expected one of {', '.join(sorted(PRESETS))}")
-        about, algorithm = formula_of(PRESETS[algorithm]), PRESETS[algorithm]()
+        about, algorithm = _body(PRESETS[algorithm]), PRESETS[algorithm]()
     filtered = f", groups filtered by {algorithm.filter.metric}" if algorithm.filter else ""
     batches = f"{algorithm.epochs} epochs of {algorithm.mini_batches} mini-batches per training batch"
     shape = f"{algorithm.group_size} responses per prompt{filtered}; {batches}"
     parts = [algorithm.name, about, f"{shape}\nneeds {', '.join(sorted(algorithm.needs))}"]
     papers = dict.fromkeys(_PAPER.findall(about), "the algorithm")
     for stage, part in algorithm.uses():
-        body = formula_of(part.fn)
+        body = _body(part.fn)
         settings = ", ".join(f"{name}={value!r}" for name, value in part.hyperparameters.items())
         parts.append("\n".join(filter(None, [f"{stage}: {part.path}", indent(settings, "  "), indent(body, "    ")])))
         for paper in _PAPER.findall(body):
@@ -47,3 +51,10 @@ def explain(algorithm: str | Algorithm) -> Page:
     findings = [f"  {finding.severity}: {finding.message}" for finding in check(algorithm)]
     parts.append("\n".join(["findings", *findings]) if findings else "")
     return Page("\n\n".join(filter(None, parts)))
+
+
+def _body(fn: Callable[..., Any]) -> str:
+    """The text of a docstring before its sections, without markup."""
+    text = inspect.getdoc(fn) or ""
+    cut = _SECTIONS.search(text)
+    return _ROLE.sub(r"\1", text[: cut.start()] if cut else text).replace("``", "").strip()
