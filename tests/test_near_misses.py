@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from examples import trl_trainers
 from rlprims import advantage, algorithms, corrections, filters, layout, logprobs, losses, rewards
 from rlprims.algorithms import use
 from rlprims.cli import main
-from rlprims.interop import trl
 
 TOKENS = torch.ones(4, 2, dtype=torch.bool)
 
@@ -64,7 +64,7 @@ def test_weights_are_not_losses() -> None:
         algorithms.check,
         algorithms.settings,
         lambda given: algorithms.diff(algorithms.grpo(), given),
-        trl.grpo_trainer,
+        trl_trainers.grpo_trainer,
     ],
 )
 def test_a_preset_must_be_called(function: Callable[[object], object], given: object) -> None:

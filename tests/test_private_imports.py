@@ -42,7 +42,6 @@ REASONS = {
         rewards/test_code_readings rewards/test_code_verdicts rewards/test_remote
     """,
     "the guest of the sandbox is exchanged or asked": "rewards/test_sandbox rewards/test_reward_hacks",
-    "the table that is compared with TRL's own fields": "peers/test_trl_trainer",
     "the parser that reads the commands in files of the examples": "examples/test_clusters",
     "what a run says when it is killed, in a process without a run": "trainer/test_words",
     "the words that docstrings share": "test_described",

@@ -9,8 +9,9 @@ from torch import Tensor
 from rlprims import algorithms
 from rlprims.algorithms import Algorithm
 from rlprims.diagnostics import mean_over_tokens, ratio_stats
-from rlprims.interop.trl._settings import Settings, contradictions
 from rlprims.types import Metrics, Totals
+
+from ._settings import Settings, contradictions
 
 _LOSS_DATA = frozenset(
     {"log_probs", "old_log_probs", "rollout_log_probs", "ref_log_probs", "entropies", "advantages", "response_mask"}

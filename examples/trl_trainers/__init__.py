@@ -1,16 +1,23 @@
-"""TRL's GRPO and RLOO trainers with the advantages and the loss of an algorithm of this library."""
+"""TRL's GRPO and RLOO trainers with the advantages and the loss of an algorithm.
 
+TRL does everything else: generation, reward functions, batches, accumulation, optimizer, logs. Written for TRL 1.16,
+whose private methods are overridden. Copy this folder beside your script::
+
+    from trl_trainers import grpo_trainer
+"""
+
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlprims._extras import package
+from rlprims import algorithms
 from rlprims.algorithms import Algorithm
-from rlprims.algorithms._algorithm import check_algorithm
 from rlprims.controllers import FixedKL
-from rlprims.interop.trl._hooks import Hooks, sampled_mask
-from rlprims.interop.trl._settings import GRPO, RLOO
+
+from ._hooks import Hooks, sampled_mask
+from ._settings import GRPO, RLOO
 
 
 def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
@@ -41,12 +48,12 @@ def rloo_trainer(algorithm: Algorithm, base: Any = None) -> Any:
 
 
 def _trainer(name: str, hooks: type[Hooks], algorithm: Algorithm, base: Any) -> Any:
-    check_algorithm(algorithm)
+    algorithms.check(algorithm)
     problems = hooks.problems(algorithm)
     if problems:
         raise ValueError(f"TRL's trainer cannot run {algorithm.name}: {'; '.join(problems)}")
     if base is None:
-        base = getattr(package("trl", "TRL", "this trainer"), name)
+        base = getattr(importlib.import_module("trl"), name)
     return type(name, (hooks, base), {"algorithm": algorithm})
 
 
