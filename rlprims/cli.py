@@ -240,7 +240,7 @@ def _audit(options: argparse.Namespace, console: Any) -> int:
     if options.explain is not None:
         if (code := options.explain.upper()) not in audit.CHECKS:
             raise ValueError(f"no check {options.explain!r}: {suggest(code, audit.CHECKS)}")
-        console.print(inspect.getdoc(audit.CHECKS[code]), markup=False, highlight=False)
+        console.print(inspect.getdoc(audit.CHECKS[code]), markup=False, highlight=False, soft_wrap=True)
         return 0
     if options.path is None:
         raise ValueError("expected PATH, a step's file or a run's directory, or --explain CODE")

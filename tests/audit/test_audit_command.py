@@ -28,6 +28,7 @@ Run = pytest.CaptureFixture[str]
 def right_step() -> dict[str, Any]:
     """GRPO by TRL's line, the clip of DAPO, one mean over the tokens."""
     batch: dict[str, Any] = rollouts()
+    batch |= {name: batch[name].clamp(max=-0.01) for name in ("log_probs", "ref_log_probs")}
     batch["attention_mask"] = batch["response_mask"].clone()
     batch["advantages"] = centred(batch)
     batch["losses"] = clipped(batch)
@@ -84,7 +85,7 @@ def test_an_error_is_told_with_its_fix_and_the_exit_code_is_one(tmp_path: Path, 
     assert main(["audit", str(tensor_file(tmp_path / "step", batch)), "--json", str(tmp_path / "told.json")]) == 1
     out = capsys.readouterr().out
     assert "M4 error: 1 padding tokens are in response_mask" in out
-    assert "\n  response_mask = response_mask & attention_mask\n" in out
+    assert "\n  response_mask = response_mask & attention_mask.bool()\n" in out
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["stages"]["loss"]["said"] == FORMULAS[1].removeprefix("loss: ")
     assert "min" in told["stages"]["loss"]["sources"]["rlprims.losses.clipped_surrogate"]
