@@ -73,6 +73,8 @@ class Chat:
     tokenizer: Any
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """For the template, such as ``enable_thinking``."""
+    parts: bool = False
+    """Whether the template gets texts as parts, as those of models with vision expect them."""
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, generate: bool = False) -> str:
         """The rendered text; with ``generate`` up to where the assistant begins to write."""
@@ -150,7 +152,9 @@ class Chat:
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The message as templates expect it: no keys without a value, arguments of calls as mappings."""
         plain = {key: value for key, value in message.items() if value is not None}
-        if isinstance(plain.get("content"), list) and all(_is_text(part) for part in plain["content"]):
+        if self.parts and isinstance(plain.get("content"), str):
+            plain["content"] = [{"type": "text", "text": plain["content"]}]
+        elif not self.parts and isinstance(plain.get("content"), list) and all(map(_is_text, plain["content"])):
             plain["content"] = "".join(part["text"] for part in plain["content"])
         if "tool_calls" in plain:
             plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
@@ -168,6 +172,16 @@ class Chat:
         except Exception:  # a template may raise anything, such as a TypeError from null + text
             return True
         return "None" in text
+
+
+def has_image_parts(messages: Any) -> bool:
+    """Whether a value is messages of which one has an image."""
+    contents = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    return any(is_image_part(part) for content in contents if isinstance(content, list) for part in content)
+
+
+def is_image_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
 def _is_text(part: Any) -> bool:
