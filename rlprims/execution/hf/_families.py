@@ -47,6 +47,8 @@ ROUTED_MODELS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """The tests compare recorded and replayed experts. Gates: a softmax of the logits of all experts or of the chosen."""
 NOT_SAMPLED = _types("inkling_text openai-gpt qwen4_exp_text xlm xlnet")
 """The local sampler does not have the numbers of a row alone."""
+VISION_MODELS = _types("qwen2_vl qwen2_5_vl qwen3_vl qwen3_5 smolvlm idefics3 gemma3 internvl llava")
+"""The tests compare rows with images in a batch, and sampled ones, with each alone, and the gradient of one."""
 TIME_STEP_FLOOR = ("nemotron_h", "zamba2")
 """transformers has a floor of their time steps where it reads many tokens, and none where it reads one."""
 ONE_LENGTH = ("minimax",)
@@ -72,10 +74,16 @@ def check_type(settings: Any) -> None:
     """Raise an error if a model with this config is refused, as one of :data:`REFUSED` or a multimodal one."""
     text, kind = settings.get_text_config(), settings.model_type
     reason = REFUSED.get(kind) or REFUSED.get(text.model_type)
-    if reason is None and text is not settings and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if reason is None and text is not settings and kind not in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_MODELS):
         reason = "it is multimodal, and transformers does not load it as a causal language model"
     if reason is not None:
         raise ValueError(f"a {kind} is refused: {reason}; set model.path to one of another type, see docs/models.md")
+
+
+def sees(model: ModelConfig, settings: Any = None) -> bool:
+    """Whether a model, or one with its ``settings``, is loaded with the part that reads images."""
+    settings = settings or AutoConfig.from_pretrained(model.path)
+    return model.vision != "none" and settings.model_type in VISION_MODELS
 
 
 def why_padded(settings: Any) -> str | None:
@@ -97,7 +105,8 @@ def packs(model: ModelConfig, settings: Any = None) -> bool:
     """Whether a model is to be packed: as ``model.packing`` says, or if one with its ``settings`` can be."""
     if model.packing is not None:
         return model.packing
-    return model.attention in (None, "sdpa") and why_padded(settings or AutoConfig.from_pretrained(model.path)) is None
+    settings = settings or AutoConfig.from_pretrained(model.path)
+    return model.attention in (None, "sdpa") and why_padded(settings) is None and not sees(model, settings)
 
 
 def without_data(auto: Any, path: str) -> Any:
