@@ -61,9 +61,8 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
-    texts = {"model.reward": config.model.reward, "model.teacher on a server": config.model.teacher_url}
-    if (names := [name for name, used in texts.items() if used]) and any(e.images for e in training.rows):
-        raise ValueError(f"{' and '.join(names)} reads texts, and rows have images: leave it out")
+    if config.model.vision == "none" and any(example.images for example in training.rows):
+        raise ValueError("model.vision: none reads texts, and rows have images: set it to frozen, or data.images: null")
     backend = _backend(config, path, tokenizer, ends, console)
     execution = backend
     if config.replay is not None:

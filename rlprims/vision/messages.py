@@ -11,9 +11,7 @@ MARK = "<image>"
 _PART = {"type": "image"}
 
 
-def split_images(
-    messages: Sequence[Any], column: Any, read: Callable[[Any], Any]
-) -> tuple[list[Any], tuple[Any, ...]]:
+def split_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any]) -> tuple[list[Any], tuple[Any, ...]]:
     """The messages with ``{"type": "image"}`` where an image is, and the images in their order.
 
     A part has its image itself, or it takes the next one of ``column``, as a mark ``<image>`` does. If there are no
