@@ -24,8 +24,7 @@ def load_processor(path: str) -> Any:
         config = AutoConfig.from_pretrained(path)
         if type(config) not in PROCESSOR_MAPPING or not hasattr(config, "vision_config"):
             raise ValueError(f"the type {config.model_type} reads text alone")
-        of_images = _for_images(PROCESSOR_MAPPING[type(config)])
-        return of_images.from_pretrained(path, **dict.fromkeys(of_images.left_out))
+        return _for_images(PROCESSOR_MAPPING[type(config)]).from_pretrained(path, video_processor=None)
     except Exception as error:  # of files, of packages that are missing, of a class that is unknown
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"model.path: expected a model with a processor of images, got {path!r}: {reason}") from None
@@ -33,10 +32,8 @@ def load_processor(path: str) -> Any:
 
 def _for_images(of_all: Any) -> Any:
     """The class without its processor of videos, which transformers loads only where torchvision is installed."""
-    names = of_all.get_attributes()
-    left_out = [name for name in names if name == "video_processor"]
-    rest = classmethod(lambda cls: [name for name in names if name not in left_out])
-    return type(of_all.__name__, (of_all,), {"get_attributes": rest, "left_out": left_out})
+    names = [name for name in of_all.get_attributes() if name != "video_processor"]
+    return type(of_all.__name__, (of_all,), {"get_attributes": classmethod(lambda cls: names)})
 
 
 def prompt(
