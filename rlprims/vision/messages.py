@@ -10,16 +10,14 @@ MARK = "<image>"  # the place of an image in a text of verl's rows
 _PART = {"type": "image"}
 
 
-def split_images(
-    messages: Sequence[Any], column: Any, read: Callable[[Any], Any], *, has_marks: bool
-) -> tuple[list[Any], tuple[bytes, ...]]:
+def split_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any]) -> tuple[list[Any], tuple[Any, ...]]:
     """The messages with ``{"type": "image"}`` where an image is, and the images in their order.
 
-    A part has its image itself, or it takes the next one of ``column``, as a mark ``<image>`` in a text does if the
-    text ``has_marks``. If there are no parts and marks, the images of the column come before the text of the user's first message.
+    A part has its image itself, or it takes the next one of ``column``. So do marks ``<image>``, unless there is no
+    column, None. Without parts and marks the images of the column come before the text of the user's first message.
     """
     given, found = read(column), list[bytes | None]()
-    said = [_split(message, found, read, has_marks=has_marks) for message in messages]
+    said = [_split(message, found, read, has_marks=column is not None) for message in messages]
     if given and not found:
         first = next((i for i, each in enumerate(said) if isinstance(each, Mapping) and each.get("role") == "user"), 0)
         said[first] = {**said[first], "content": [*[_PART] * len(given), *_parts(said[first].get("content"))]}
