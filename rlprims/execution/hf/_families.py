@@ -70,12 +70,18 @@ REFUSED = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds.
 """Why the rows of a type have other numbers in a padded batch than alone. All other types are padded rightly."""
 
 
-def check_type(settings: Any) -> None:
-    """Raise an error if a model with this config is refused, as one of :data:`REFUSED` or a multimodal one."""
+def check_type(settings: Any, *, vision: bool = True) -> None:
+    """Raise an error if a model with this config is refused, as one of :data:`REFUSED` or a multimodal one.
+
+    ``vision``: one of :data:`VISION_MODELS` is not.
+    """
     text, kind = settings.get_text_config(), settings.model_type
     reason = REFUSED.get(kind) or REFUSED.get(text.model_type)
-    if reason is None and text is not settings and kind not in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_MODELS):
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | (VISION_MODELS if vision else ())
+    if reason is None and text is not settings and kind not in known:
         reason = "it is multimodal, and transformers does not load it as a causal language model"
+        if kind in VISION_MODELS:
+            reason += "; execution: local does with model.vision: frozen"
     if reason is not None:
         raise ValueError(f"a {kind} is refused: {reason}; set model.path to one of another type, see docs/models.md")
 

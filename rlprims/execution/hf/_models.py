@@ -29,9 +29,9 @@ from rlprims.execution.hf._vision import check_vision, copy_processor, prepare, 
 def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
     try:
         settings = AutoConfig.from_pretrained(path)
-        check_type(settings)
         if auto is AutoModelForCausalLM and sees(config, settings):
             auto = AutoModelForImageTextToText
+        check_type(settings, vision=auto is AutoModelForImageTextToText)
         if settings.model_type in TIME_STEP_FLOOR:
             settings.time_step_min = 1e-30
         settings.update(changes)
