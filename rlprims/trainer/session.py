@@ -50,7 +50,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     asked = config.evaluations()
     prepare_process(config, config.data.train, *(one.file for one in asked.values()))
     path = weights or config.model.path
-    tokenizer, ends, window = load_tokenizer(path, console, packing=config.model.packing)
+    tokenizer, ends, window = load_tokenizer(path, console, config.model)
     longest = window - config.sampling.max_new_tokens
     limit = min(longest, config.data.max_prompt_length or longest)
     if limit < 1:

@@ -12,6 +12,7 @@ from rlprims.execution.hf import Generation, Training, export_model, with_counts
 from rlprims.execution.hf._families import VISION_MODELS
 from rlprims.execution.hf._vision import placeholders, tower
 from rlprims.execution.local import LocalExecution
+from rlprims.plan.sizes import shape_of
 from rlprims.vision.processor import load_processor
 from tests import tiny
 from tests.execution import vision_zoo
@@ -246,7 +247,8 @@ def test_adapters_are_beside_the_language_model_alone(saved, targets, tmp_path):
     execution = execution_of(folder, lora=lora)
     module = execution.training.policy.module
     adapted = {name for name, x in module.named_parameters() if x.requires_grad}
-    assert adapted and all("text_model" in name and ".lora_" in name for name in adapted)
+    assert adapted
+    assert all("text_model" in name and ".lora_" in name for name in adapted)
     before, batch = copies(tower(module)), batch_of(processor)
     was = execution.log_probs(batch)
     execution.update(batch, algorithms.reinforce())
@@ -331,7 +333,7 @@ def test_a_critic_and_models_of_other_types_are_refused(saved, tmp_path):
     with pytest.raises(ValueError, match="a critic: not yet"):
         training_of(folder, algorithm=algorithms.ppo())
     text = str(tiny.save_model(tmp_path))
-    with pytest.raises(ValueError, match="expected a qwen2_5_vl as model.path is, which reads images, got a qwen2"):
+    with pytest.raises(ValueError, match=r"expected a qwen2_5_vl as model\.path is, which reads images, got a qwen2"):
         training_of(folder, algorithm=algorithms.grpo(kl_coef=0.1), reference=text)
     with pytest.raises(ValueError, match="rows have images: expected a model that reads them"):
         training_of(text).log_probs(batch_of(processor))
@@ -344,3 +346,17 @@ def test_settings_that_exclude_each_other():
     ):
         with pytest.raises(ValueError, match=message):
             ModelConfig(path="x", **settings)
+
+
+def test_a_plan_counts_the_part_that_reads_images(saved):
+    folder, _, model = saved("qwen2_5_vl")
+    shapes = {vision: shape_of(ModelConfig(path=folder, vision=vision)) for vision in ("frozen", "trained")}
+    whole, seeing = (sum(x.numel() for x in part) for part in (model.parameters(), tower(model).values()))
+    assert {name: (shape.parameters, shape.trained) for name, shape in shapes.items()} == {
+        "frozen": (whole, whole - seeing),
+        "trained": (whole, whole),
+    }
+    lora = shape_of(ModelConfig(path=folder, lora={"rank": 1}))
+    language = shape_of(ModelConfig(path=folder)).parameters + lora.trained
+    assert lora.parameters == whole
+    assert language > lora.trained > 0

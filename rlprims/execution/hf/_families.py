@@ -6,7 +6,7 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlprims.execution import ModelConfig
@@ -92,9 +92,16 @@ def sees(model: ModelConfig, settings: Any = None) -> bool:
     return model.vision != "none" and settings.model_type in VISION_MODELS
 
 
-def why_padded(settings: Any) -> str | None:
+def auto_class(model: ModelConfig, settings: Any = None) -> Any:
+    """The class of transformers that loads a language model, with the part that reads images or without it."""
+    return AutoModelForImageTextToText if sees(model, settings) else AutoModelForCausalLM
+
+
+def why_padded(settings: Any, model: ModelConfig | None = None) -> str | None:
     """Why the attention of a model with this config cannot be packed; None: it can be."""
     text = settings.get_text_config()
+    if model is not None and sees(model, settings):
+        return f"a {settings.model_type} is padded: no test packs rows with images"
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"a {text.model_type} is padded: its attention has a soft cap"
     return None if text.model_type in PACKED_MODELS else f"a {text.model_type} is padded: no test packs this type"
@@ -112,7 +119,7 @@ def packs(model: ModelConfig, settings: Any = None) -> bool:
     if model.packing is not None:
         return model.packing
     settings = settings or AutoConfig.from_pretrained(model.path)
-    return model.attention in (None, "sdpa") and why_padded(settings) is None and not sees(model, settings)
+    return model.attention in (None, "sdpa") and why_padded(settings, model) is None
 
 
 def without_data(auto: Any, path: str) -> Any:
