@@ -181,7 +181,7 @@ def copies(parameters):
 
 
 def moved(before, after):
-    return {name: float((after[name] - x).abs().max()) for name, x in before.items()}
+    return {name: float((after[name].detach() - x).abs().max()) for name, x in before.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -356,7 +356,3 @@ def test_a_plan_counts_the_part_that_reads_images(saved):
         "frozen": (whole, whole - seeing),
         "trained": (whole, whole),
     }
-    lora = shape_of(ModelConfig(path=folder, lora={"rank": 1}))
-    language = shape_of(ModelConfig(path=folder)).parameters + lora.trained
-    assert lora.parameters == whole
-    assert language > lora.trained > 0
