@@ -61,6 +61,8 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
+    if config.model.vision == "none" and any(example.images for example in training.rows):
+        raise ValueError("model.vision: none reads texts, and rows have images: set it to frozen, or data.images: null")
     backend = _backend(config, path, tokenizer, ends, console)
     execution = backend
     if config.replay is not None:

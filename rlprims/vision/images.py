@@ -1,159 +1,95 @@
-"""Images as rows of data have them, to encoded bytes: read, checked by decoding, and decoded again for the model."""
+"""Images as rows have them, to encoded bytes: read, checked by decoding, and decoded again for the model."""
 
 import base64
-import binascii
-import importlib
 import io
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlprims._extras import hint
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Pillow reads them by itself. For others, such as EPS, it starts programs."""
-MOST_SIDE = 16_384
-"""Pixels on a side of an image. ``PIL.Image.MAX_IMAGE_PIXELS`` is the limit of its area."""
-MOST_BYTES = 64 * 2**20
-"""Bytes of an encoded image."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others, such as EPS, start programs
+MOST_SIDE, MOST_BYTES = 16_384, 2**26  # the limit of an area is PIL.Image.MAX_IMAGE_PIXELS
 KEYS = ("bytes", "image", "path", "url", "base64", "image_url")
 """The keys under which an object has an image; the first that it has is read."""
-_SECONDS = 30.0
 
 
-class Place(NamedTuple):
-    """Where images are that are not in the data."""
+def read_images(value: Any, folder: Path, *, http: bool = False) -> tuple[bytes, ...]:
+    """The encoded images of a value, each checked by :func:`decode`: one image, or a list of them; none of null.
 
-    folder: Path
-    """Of the data file: paths are relative to it."""
-    http: bool = False
-    """Whether urls are fetched."""
+    An image is a path in the folder, bytes, a data URI, an image of PIL, or an object that has one under one of
+    ``KEYS``; with ``http`` a url.
+    """
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    return tuple(_checked(each, folder, http) for each in values)
 
 
-def read_images(value: Any, place: Place) -> tuple[bytes, ...]:
-    """The encoded images of a value, each decoded once as a check: one image, or a list of them; none of null.
-
-    An image is a path, bytes, a data URI, an image of PIL, or an object that has one under one of ``KEYS``.
+def decode(image: Any) -> Any:
+    """The RGB image of bytes or of PIL: turned by its EXIF data, without alpha channel, as transformers loads files.
 
     Raises:
-        ValueError: an image cannot be read, is beyond the limits, or is not used, see :func:`decode`.
+        ValueError: no image of ``FORMATS``, or damaged, beyond the limits, animated, or not of 8 bits.
     """
-    if value is None:
-        return ()
-    encoded = []
-    for each in value if isinstance(value, list | tuple) else [value]:
-        data, name = _read(each, place)
-        try:
-            decode(data)
-        except ValueError as error:
-            raise ValueError(f"image {name}: {error}") from None
-        encoded.append(data)
-    return tuple(encoded)
-
-
-def decode(data: bytes) -> Any:
-    """The RGB image of PIL: turned as its EXIF data say, without its alpha channel, as transformers loads a file.
-
-    Raises:
-        ValueError: the bytes are no image of ``FORMATS``, or are damaged, beyond the limits, animated or not of 8 bits.
-    """
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"expected at most {MOST_BYTES} bytes, got {len(data)}: make it smaller")
-    image_module = _pillow()
-    with _one_error(image_module), image_module.open(io.BytesIO(data), formats=FORMATS) as image:
-        return _rgb(image, image_module)
-
-
-def _rgb(image: Any, image_module: Any) -> Any:
-    (width, height), most = image.size, image_module.MAX_IMAGE_PIXELS
-    if min(width, height) < 1 or max(width, height) > MOST_SIDE or (most and width * height > most):
-        limit = f"1 to {MOST_SIDE} pixels on a side" + f" and at most {most} in all" * bool(most)
-        raise _RefusedError(f"expected {limit}, got {width} x {height}")
-    if (frames := getattr(image, "n_frames", 1)) > 1:
-        raise _RefusedError(f"expected one frame, got {frames}: save one of them")
-    if image.mode[0] in "IF":
-        raise _RefusedError(f"expected 8 bits for each channel, got mode {image.mode}: save it with 8 bits")
-    return importlib.import_module("PIL.ImageOps").exif_transpose(image).convert("RGB")
-
-
-class _RefusedError(ValueError):
-    """The image is sound, and is not used."""
-
-
-@contextmanager
-def _one_error(image_module: Any) -> Iterator[None]:
-    """Raise a ValueError of one line for whatever Pillow raises; a damaged file can raise anything."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large areas, which are refused, and of transparency
-            yield
-    except _RefusedError:
-        raise
-    except image_module.UnidentifiedImageError:
-        raise ValueError(f"expected an image ({', '.join(FORMATS)}), got other or damaged data") from None
-    except image_module.DecompressionBombError as error:
-        raise ValueError(f"expected at most {image_module.MAX_IMAGE_PIXELS} pixels: {error}") from None
-    except Exception as error:
-        raise ValueError(f"damaged: {' '.join(str(error).split())} ({type(error).__name__})") from None
-
-
-def _pillow() -> Any:
-    try:
-        import PIL.Image
+        from PIL import Image, ImageOps
     except ImportError:
         raise ValueError(f"images need Pillow: {hint('vision')}") from None
-    return PIL.Image
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of large areas, which are refused here, and of alpha channels
+            image = Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else image
+            (width, height), most = image.size, Image.MAX_IMAGE_PIXELS or MOST_SIDE**2
+            if not (0 < width <= MOST_SIDE and 0 < height <= MOST_SIDE and width * height <= most):
+                limits = f"1 to {MOST_SIDE} pixels on a side and at most {most} in all"
+                raise ValueError(f"expected {limits}, got {width} x {height}")
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise ValueError(f"expected one frame, got {frames}: save one of them")
+            if image.mode[0] in "IF":
+                raise ValueError(f"expected 8 bits for a channel, got mode {image.mode}: save it with 8 bits")
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except Image.UnidentifiedImageError:
+        raise ValueError(f"expected an image ({', '.join(FORMATS)}), got other or damaged data") from None
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
 
 
-def _read(value: Any, place: Place) -> tuple[bytes, str]:
-    """The bytes, and a name of the image for messages."""
-    if isinstance(value, Mapping):
-        key = next((key for key in KEYS if value.get(key) is not None), None)
-        if key is None:
+def _checked(value: Any, folder: Path, http: bool) -> bytes:
+    while isinstance(value, Mapping):
+        key = next((key for key in KEYS if value.get(key) is not None), "")
+        if not key:
             raise ValueError(f"expected an image under one of {', '.join(KEYS)}, got {sorted(value)}")
-        return _read(f"data:;base64,{value[key]}" if key == "base64" else value[key], place)
+        is_text = key in ("bytes", "base64") and isinstance(value[key], str)
+        value = f"data:;base64,{value[key]}" if is_text else value[key]
+    name = value[:100] if isinstance(value, str) and not value.startswith("data:") else "in the row"
+    try:
+        data = _bytes(value, folder, http)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"expected at most {MOST_BYTES} bytes, got more")
+        decode(data)
+        return data
+    except (OSError, ValueError) as error:  # of files, of urllib, of base64
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ValueError(f"image {name}: {reason or ' '.join(str(error).split())}") from None
+
+
+def _bytes(value: Any, folder: Path, http: bool) -> bytes:
     if isinstance(value, bytes | bytearray):
-        return bytes(value), "in the row"
-    if isinstance(value, str):
-        return _from_text(value, place)
+        return bytes(value)
     if hasattr(value, "getexif"):  # of PIL
-        encoded, image_module = io.BytesIO(), _pillow()
-        with _one_error(image_module):
-            _rgb(value, image_module).save(encoded, "PNG")
-        return encoded.getvalue(), "in the row"
-    raise ValueError(f"expected an image as a path, bytes or a data URI, got {type(value).__name__}")
-
-
-def _from_text(text: str, place: Place) -> tuple[bytes, str]:
-    if text.startswith("data:"):
-        head, comma, content = text.partition(",")
-        try:
-            if not comma or not head.endswith(";base64"):
-                raise ValueError("no ;base64,")
-            return base64.b64decode(content, validate=True), "in the row"
-        except (ValueError, binascii.Error) as error:
-            raise ValueError(f"expected data:image/...;base64,..., got {text[:40]!r}: {error}") from None
-    if text.startswith(("http://", "https://")):
-        return _fetched(text, place), text[:200]
-    path = place.folder / text.removeprefix("file://")
-    try:
-        if not path.is_file():  # reading a device would not end
-            raise ValueError(f"image {path}: no such file")
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1), str(path)
-    except OSError as error:
-        raise ValueError(f"image {path}: {error.strerror or error}") from None
-
-
-def _fetched(url: str, place: Place) -> bytes:
-    if not place.http:
-        raise ValueError(f"image {url[:200]}: nothing is fetched: set data.images_from: http, or save the file")
-    try:
-        with urllib.request.urlopen(url, timeout=_SECONDS) as response:
-            data: bytes = response.read(MOST_BYTES + 1)
-            return data
-    except (OSError, ValueError) as error:  # URLError and timeouts are of OSError
-        raise ValueError(f"image {url[:200]}: {' '.join(str(error).split())}") from None
+        decode(value).save(encoded := io.BytesIO(), "PNG")
+        return encoded.getvalue()
+    if not isinstance(value, str):
+        raise ValueError(f"expected a path, bytes or a data URI, got {type(value).__name__}")
+    if value.startswith("data:"):
+        return base64.b64decode(value.partition(";base64,")[2], validate=True)
+    if value.startswith(("http://", "https://")):
+        if not http:
+            raise ValueError("nothing is fetched: set data.images_from: http, or save the file")
+        with urllib.request.urlopen(value, timeout=30) as response:
+            return bytes(response.read(MOST_BYTES + 1))
+    path = folder / value.removeprefix("file://")
+    if not path.is_file():  # a device has no end
+        raise ValueError(f"no such file in {folder}")
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
