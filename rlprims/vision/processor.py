@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from rlprims._storage import local_copy
@@ -36,7 +37,8 @@ def _for_images(of_all: Any) -> Any:
     names = of_all.get_attributes()
     left_out = [name for name in names if name == "video_processor"]
     rest = classmethod(lambda cls: [name for name in names if name not in left_out])
-    return type(of_all.__name__, (of_all,), {"get_attributes": rest, "left_out": left_out})
+    unread = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks for them before it looks for a video
+    return type(of_all.__name__, (of_all,), {"get_attributes": rest, "left_out": left_out, "video_processor": unread})
 
 
 def prompt(
