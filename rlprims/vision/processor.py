@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from rlprims._storage import local_copy
@@ -33,7 +34,9 @@ def load_processor(path: str) -> Any:
 def _for_images(of_all: Any) -> Any:
     """The class without its processor of videos, which transformers loads only where torchvision is installed."""
     names = [name for name in of_all.get_attributes() if name != "video_processor"]
-    return type(of_all.__name__, (of_all,), {"get_attributes": classmethod(lambda cls: names)})
+    unread = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks for them before it looks for a video
+    changes = {"get_attributes": classmethod(lambda cls: names), "video_processor": unread}
+    return type(of_all.__name__, (of_all,), changes)
 
 
 def prompt(

@@ -20,18 +20,17 @@ from transformers import (
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
 from rlprims.execution.hf._alone import check_padding
-from rlprims.execution.hf._families import SHARDED_MODELS, TIME_STEP_FLOOR, check_type, packs, sees
+from rlprims.execution.hf._families import SHARDED_MODELS, TIME_STEP_FLOOR, auto_class, check_type, packs, sees
 from rlprims.execution.hf._forward import check_fused_head
 from rlprims.execution.hf._packed import use_packing
-from rlprims.execution.hf._vision import check_vision, copy_processor, prepare, tower
+from rlprims.execution.hf._vision import ban_placeholders, check_vision, copy_processor, freeze, tower
 
 
 def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
     try:
         settings = AutoConfig.from_pretrained(path)
-        check_type(settings)
-        if auto is AutoModelForCausalLM and sees(config, settings):
-            auto = AutoModelForImageTextToText
+        auto = auto or auto_class(config, settings)
+        check_type(settings, vision=auto is AutoModelForImageTextToText)
         if settings.model_type in TIME_STEP_FLOOR:
             settings.time_step_min = 1e-30
         settings.update(changes)
@@ -53,7 +52,7 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
     """Load the policy or the reference, with the attention and head of the config."""
-    model, missing = _load(AutoModelForCausalLM, path, config)
+    model, missing = _load(None, path, config)
     if missing:
         what = "a causal language model: it was saved without that head"
         raise ValueError(f"{path!r} lacks the weights {missing[:3]} of {what}")
@@ -69,7 +68,8 @@ def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
     check_padding(model)
     if sees(config, model.config):
         check_vision(config)
-        return prepare(model, config)
+        ban_placeholders(model)
+        return freeze(model, config)
     if packs(config, model.config):
         use_packing(model)
     if config.fused_head:

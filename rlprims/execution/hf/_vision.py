@@ -35,20 +35,21 @@ def tower(model: Any) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in of_text}
 
 
-def prepare(model: nn.Module, config: ModelConfig) -> nn.Module:
-    """Freeze the part that sees, if the config says so, and give the placeholders of images the probability 0.
-
-    Without this a policy could write one, and the next forward pass would look for its image.
-    """
+def freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """The model, whose part that sees is trained only if the config says so."""
     for parameter in tower(model).values():
         parameter.requires_grad_(config.vision == "trained")
+    return model
+
+
+def ban_placeholders(model: nn.Module) -> None:
+    """Give the placeholders of images the probability 0: a row with a sampled one would lack its image."""
     ids = torch.tensor(placeholders(model.config), dtype=torch.int64, device=next(model.parameters()).device)
 
     def without(module: nn.Module, inputs: Any, output: Any) -> None:
         output.logits.index_fill_(-1, ids, -torch.inf)
 
     model.register_forward_hook(without)
-    return model
 
 
 def placeholders(settings: Any) -> list[int]:
