@@ -84,7 +84,7 @@ def batches(processor: Idefics3Processor, rng: Random) -> Iterator[Batch]:
     """Endless batches of a pool of pictures, with fresh text of the teacher."""
     problems = [problem(rng) for _ in range(PICTURES)]
     pixels = processor.image_processor([[one.picture()] for one in problems], return_tensors="pt")
-    chats = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": p.question}]}] for p in problems]
+    chats = [[{"role": "user", "content": [{"type": "text", "text": p.question}, {"type": "image"}]}] for p in problems]
     texts = [processor.apply_chat_template(chat, tokenize=False) for chat in chats]
     asked = processor(text=texts, images=[[one.picture()] for one in problems], add_special_tokens=False)["input_ids"]
     tokenizer = processor.tokenizer
