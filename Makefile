@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHONS ?= 3.12 3.13
 CONSTRAINTS ?= constraints/dev.txt
 RUNNER = $$(grep -E '^(hypothesis|iniconfig|pluggy|pytest|sortedcontainers)==' constraints/dev.txt)
-DEV = -e ".[train,rewards,track,lora,structured,gguf,data]" --group dev
+DEV = -e ".[train,rewards,track,lora,structured,gguf,data,vision]" --group dev
 # Spinning threads are 3 to 6 times slower where cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false

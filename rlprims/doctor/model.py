@@ -12,7 +12,7 @@ from pydantic import validate_call
 
 from rlprims.data_proto import DataProto
 from rlprims.doctor.installation import Diagnosis
-from rlprims.execution.hf._families import check_type
+from rlprims.execution.hf._families import VISION_MODELS, check_type
 from rlprims.runs.checkpoint import newest_checkpoint, policy_of
 from rlprims.runs.directory import RunDirectory
 from rlprims.runs.end_tokens import tokens_beyond
@@ -48,7 +48,8 @@ def check_files(path: str) -> Iterator[Diagnosis]:
 
     config, tokenizer = AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     kind, text = config.model_type, config.get_text_config()
-    wrong = None if type(config) in AutoModelForCausalLM._model_mapping else f"{kind}: no causal language model"
+    is_known = type(config) in AutoModelForCausalLM._model_mapping or kind in VISION_MODELS
+    wrong = None if is_known else f"{kind}: no causal language model"
     try:
         check_type(config)
     except ValueError as error:

@@ -13,6 +13,7 @@ from rlprims.reports._visible import visible
 from rlprims.reports.terminal import make_table
 from rlprims.runs.config import load_as, read_yaml
 from rlprims.runs.end_tokens import load_end_tokens
+from rlprims.runs.files import files_of
 from rlprims.runs.layouts import MISSING, NEEDED, Fields, Use, as_messages, fields_of, layout_of, value_at
 from rlprims.runs.rows import BadRows, read_rows
 from rlprims.trainer.config import Config
@@ -147,7 +148,7 @@ def tokenizing(rows: Rows) -> tuple[Any, Callable[[Any], Tokens]]:
         prompts, limit = Reader(config, tokenizer, first, check), config.max_prompt_length
 
         def of_prompt(row: dict[str, Any]) -> Tokens:
-            ids = prompts.example(row, source_of(path)).prompt_ids
+            ids = prompts.example(row, source_of(path), files_of(path)[0].parent).prompt_ids
             return Tokens(_within(limit, ids), [False] * len(ids))
 
         return tokenizer, of_prompt

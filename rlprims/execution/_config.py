@@ -146,6 +146,14 @@ class ModelConfig(_Config):
     lora: LoraConfig | None = Field(
         default=None, description="adapters that are trained instead of the weights; {}: with the defaults"
     )
+    vision: Literal["frozen", "trained", "none"] = Field(
+        default="frozen",
+        description="the part of a model that reads images, and its projection. none: the language model alone is "
+        "loaded, as for text. See docs/vision.md",
+    )
+    vision_lr: float | None = Field(
+        default=None, gt=0, description="learning rate of that part if it is trained; null: optimizer.lr"
+    )
     device: str = Field(default="auto", description="auto: cuda if there is one, else cpu")
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = Field(
         default=None, description="the attention of transformers; null: sdpa, or eager for a type that has no sdpa"
@@ -216,6 +224,10 @@ class ModelConfig(_Config):
         for role, follows in (("reference", self.reference_follows), ("teacher", self.teacher_follows)):
             if follows is not None and self.lora is not None:
                 raise ValueError(f"model.{role}_follows needs whole weights, and model.lora adapters: leave one out")
+        if self.vision == "trained" and self.lora is not None:
+            raise ValueError("model.vision: trained needs whole weights, and model.lora adapters: leave one out")
+        if self.vision_lr is not None and self.vision != "trained":
+            raise ValueError(f"model.vision_lr: expected vision: trained, got {self.vision}. Leave it out")
         if self.teacher_follows is not None and isinstance(self.teacher, dict):
             raise ValueError("model.teacher_follows: expected a single teacher, got several: leave it out")
         if self.teacher == {}:

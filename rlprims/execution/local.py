@@ -32,11 +32,12 @@ class LocalExecution(SingleProcess):
         self, model: ModelConfig, optimizer: OptimizerConfig, *, tokenizer: Any, **run: Unpack[RunNeeds]
     ) -> None:
         self.tokenizer = tokenizer
-        self.training = Training(model.here(), optimizer, **run)
-        self.reward_model = RewardModel(model.here()) if model.reward else None
+        model = model.here()
+        self.training = Training(model, optimizer, **run)
+        self.reward_model = RewardModel(model) if model.reward else None
         check_sampled(self.training.policy.module)
         policy, rows = self.training.policy.module, model.max_rows_per_generation
-        self.generation = Generation(policy, tokenizer, max_rows=rows, routes=model.replay_routes)
+        self.generation = Generation(policy, tokenizer, max_rows=rows, routes=model.replay_routes, model=model)
         self.pad_token_id = self.generation.pad_token_id
         self.context_window = self.training.context_window
         self.weights_version, self.tolerance = 1, TOLERANCE[model.dtype]

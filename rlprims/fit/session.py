@@ -36,7 +36,7 @@ class _Parts(NamedTuple):
 
 def _build(config: FitConfig, console: Console) -> _Parts:
     prepare_process(config, config.data.train, config.data.eval)
-    tokenizer, ends, window = load_tokenizer(config.model.path, console, packing=config.model.packing)
+    tokenizer, ends, window = load_tokenizer(config.model.path, console, config.model)
     ends = ends or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
     reader = Reader(config.data, config.kind, tokenizer, ends, window)
     rows = _read(config.data.train, reader, console)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,12 +52,12 @@ class MicroBatches(NamedTuple):
 
 def shape_of(model: ModelConfig) -> Shape:
     """Return the sizes of a model. It is built on the device ``meta``, so tied weights and adapters are counted."""
-    from transformers import AutoModelForCausalLM
-
     from rlprims.execution.hf._adapters import adapt
-    from rlprims.execution.hf._families import without_data
+    from rlprims.execution.hf._families import auto_class, without_data
+    from rlprims.execution.hf._vision import freeze
 
-    module = without_data(AutoModelForCausalLM, model.here(weights=False).path)
+    model = model.here(weights=False)
+    module: Any = freeze(without_data(auto_class(model), model.path), model)
     parameters = sum(p.numel() for p in module.parameters())
     with torch.device("meta"):
         adapted = adapt(module, model.lora)

@@ -1,5 +1,6 @@
 """The columns of the data that a function gets: by the names of its parameters, for one row or for several."""
 
+import base64
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -95,7 +96,9 @@ def by_rows(wanted: Wants, data: Data, groups: Iterable[Sequence[int]], options:
 
 
 def plain(value: Any) -> Any:
-    """Convert numbers and arrays of numpy and torch to values of JSON."""
+    """Convert numbers and arrays of numpy and torch to values of JSON, and bytes to base64."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -35,10 +35,11 @@ def load_end_tokens(model: str) -> tuple[Any, list[int]]:
     return tokenizer, [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
 
 
-def load_tokenizer(path: str, console: Any, *, packing: bool | None = False) -> tuple[Any, list[int], int]:
+def load_tokenizer(path: str, console: Any, model: Any = None) -> tuple[Any, list[int], int]:
     """The tokenizer of ``model.path``, the tokens that end a response, and the window; a warning if files disagree.
 
-    A note says if ``packing: null`` pads this type. Refused types and tokens that the model does not have are errors.
+    A note says if ``packing: null`` in the settings ``model`` pads this type. Refused types and tokens that the model
+    does not have are errors.
     """
     from transformers import AutoConfig
 
@@ -56,7 +57,7 @@ def load_tokenizer(path: str, console: Any, *, packing: bool | None = False) -> 
     settings = AutoConfig.from_pretrained(path)
     check_type(settings)
     check_vocabulary(tokenizer, settings.get_text_config().vocab_size)
-    if packing is None and (note := why_padded(settings)) is not None:
+    if model is not None and model.packing is None and (note := why_padded(settings, model)) is not None:
         console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     window = window_of(settings)
     if window < (positions := getattr(settings.get_text_config(), "max_position_embeddings", window)):

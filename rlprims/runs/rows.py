@@ -1,5 +1,6 @@
 """The rows of files, those that cannot be used, and the order in which a run uses the rest."""
 
+import base64
 import json
 import os
 import re
@@ -121,7 +122,7 @@ def read_rows(path: Path | str, bad: BadRows) -> Iterator[tuple[str, dict[str, A
 class OnDisk(Sequence[Row]):
     """Rows in a temporary file: memory holds 8 bytes for each. ``decode`` makes a row of its JSON values.
 
-    A row that JSON would change, such as one with a date, stays in memory.
+    A row that JSON would change, such as one with a date, stays in memory. Of bytes ``decode`` gets base64.
     """
 
     def __init__(self, decode: Callable[[Any], Row]) -> None:
@@ -130,7 +131,7 @@ class OnDisk(Sequence[Row]):
 
     def append(self, row: Row) -> None:
         try:
-            text = json.dumps(row)
+            text = json.dumps(row, default=lambda value: base64.b64encode(value).decode())
             is_kept = self.decode(json.loads(text)) == row
         except (TypeError, ValueError):
             is_kept = False

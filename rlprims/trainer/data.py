@@ -1,9 +1,11 @@
 """Prompts: the rows of a file to token ids."""
 
+import base64
 import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +16,7 @@ from rlprims.environments import CallStyle
 from rlprims.filters import DifficultyPools
 from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
 from rlprims.runs.rows import BadRows, OnDisk, RowsConfig, read_rows
-from rlprims.turns.tokens import checked_messages, checked_tools, encode, text_ids
+from rlprims.turns.tokens import checked_messages, checked_tools, encode, has_image_parts, text_ids
 
 
 class DataConfig(RowsConfig):
@@ -22,6 +24,8 @@ class DataConfig(RowsConfig):
 
     question: str = Field(default="question", description="field that holds the question: a text or messages")
     answer: str = Field(default="answer", description="field that holds the answer")
+    images: str | None = Field(default="images", description="field that holds one image or a list; null: none")
+    images_from: Literal["files", "http"] = Field(default="files", description="http: urls of images are fetched")
     source: str = Field(
         default="data_source", description="field that results are reported by; rows without it: the file's name"
     )
@@ -75,11 +79,14 @@ class Example(NamedTuple):
     """The question without the template."""
     fields: Mapping[str, Any] = {}
     """The row of the file, for environments, and for verifiers whose parameters are its fields."""
+    images: tuple[bytes, ...] = ()
+    """Encoded images, in the order of their places in the prompt."""
 
     @property
     def key(self) -> str:
         """An identifier for the state of a run. Equal rows have the same one, wherever they are in the file."""
-        text = json.dumps([self.prompt, dict(self.fields)], sort_keys=True, default=str)
+        shown = [hashlib.sha256(image).hexdigest() for image in self.images]
+        text = json.dumps([self.prompt, dict(self.fields), *shown], sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -104,20 +111,22 @@ def load_examples(
     check: Callable[[Any, str, Mapping[str, Any]], None] = lambda answer, source, fields: None,
 ) -> Examples:
     """Read, check and tokenize every row; ``check`` raises a ValueError for an answer that cannot be scored."""
-    bad, rows = BadRows(path, config.on_bad_row), OnDisk(lambda values: Example(*values))
+    bad = BadRows(path, config.on_bad_row)
+    rows = OnDisk(lambda values: Example(*values)._replace(images=tuple(map(base64.b64decode, values[-1]))))
     reader: Reader | None = None
     filtered = truncated = 0
     name = source_of(path)
     for place, row in read_rows(path, bad):
         reader = reader or Reader(config, tokenizer, row, check)
         try:
-            example = reader.example(row, name)
+            example = reader.example(row, name, Path(place).parent)
         except ValueError as error:
             bad.add(place, error)
             continue
         if (size := len(example.prompt_ids)) > max_prompt_length:
-            if config.overlong_prompts == "error":
-                raise ValueError(f"{place}: the prompt has {size} tokens, the limit is {max_prompt_length}")
+            if config.overlong_prompts == "error" or (example.images and config.overlong_prompts == "truncate"):
+                uncut = ", and images cannot be cut: set data.overlong_prompts: filter" if example.images else ""
+                raise ValueError(f"{place}: the prompt has {size} tokens, the limit is {max_prompt_length}{uncut}")
             if config.overlong_prompts == "filter":
                 filtered += 1
                 continue
@@ -143,9 +152,10 @@ class Reader:
     ) -> None:
         self.fields = fields_of(config, "prompts", first)
         self.config, self.tokenizer, self.check = config, tokenizer, check
+        self.processor: Any = None  # of a model with vision, loaded when a row has images
 
-    def example(self, row: dict[str, Any], name: str) -> Example:
-        """The example of a row; ``name`` is the source of rows that have none."""
+    def example(self, row: dict[str, Any], name: str, folder: Path = Path()) -> Example:
+        """The example of a row; ``name`` is the source of rows that have none, and ``folder`` has images."""
         config, paths = self.config, self.fields.paths
         source = value_at(row, paths["source"])
         source = name if source is MISSING else str(source)
@@ -162,18 +172,46 @@ class Reader:
         if not is_chat(question):
             question = _text(row, paths["question"])
         answer = _answer(row, paths["answer"], self.fields.convert)
+        question, row, images = self._split_images(question, row, folder)
         try:
-            self.check(answer, source, row)
+            self.check(answer, source, {**row, "images": images} if images else row)
         except ValueError as error:
             raise ValueError(f"the answer cannot be scored: {error}") from None
         _check_teacher(row, config)
         tools = value_at(row, paths["tools"])
-        prompt, ids = tokenized_prompt(question, config, self.tokenizer, None if tools is MISSING else tools)
+        tools = None if tools is MISSING else tools
+        prompt, ids = tokenized_prompt(question, config, self.processor if images else self.tokenizer, tools, images)
         if not ids:
             raise ValueError("the prompt is empty")
         if isinstance(question, list):
-            question = next((str(m["content"]) for m in reversed(question) if m["role"] == "user"), prompt)
-        return Example(prompt, ids, answer, source, question, row)
+            question = next((_words(m["content"]) for m in reversed(question) if m["role"] == "user"), prompt)
+        return Example(prompt, ids, answer, source, question, row, images)
+
+    def _split_images(self, question: Any, row: dict[str, Any], folder: Path) -> tuple[Any, dict[str, Any], Any]:
+        """The question with bare image parts, the row without its images, and these."""
+        config, path = self.config, self.fields.paths["question"]
+        column = value_at(row, config.images) if config.images else MISSING
+        column = None if column is MISSING else column or []
+        if not (column or has_image_parts(question) or (column == [] and "<image>" in str(question))):
+            return question, row, ()
+        from rlprims.vision.images import read_images
+        from rlprims.vision.messages import split_images
+        from rlprims.vision.processor import load_processor
+
+        self.processor = load_processor(self.tokenizer.name_or_path)
+        if isinstance(question, str) and config.template != "chat":
+            raise ValueError(f"the row has images, expected data.template: chat, got {config.template!r}")
+        if config.teacher_template is not None:
+            raise ValueError("the row has images, and data.teacher_template writes texts: leave it out")
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        read = partial(read_images, folder=folder, http=config.images_from == "http")
+        messages, images = split_images(messages, column, read)
+        rest = {name: value for name, value in row.items() if name != config.images}
+        return messages, rest | ({path: messages} if is_chat(row.get(path)) else {}), images
+
+
+def _words(content: Any) -> str:
+    return "".join(str(part.get("text", "")) for part in content) if isinstance(content, list) else str(content)
 
 
 def _text(row: dict[str, Any], field: str) -> str:
@@ -206,15 +244,23 @@ def _check_teacher(row: dict[str, Any], config: DataConfig) -> None:
 
 
 def tokenized_prompt(
-    question: str | list[Any], config: DataConfig, tokenizer: Any, tools: Any = None
+    question: str | list[Any], config: DataConfig, tokenizer: Any, tools: Any = None, images: Sequence[bytes] = ()
 ) -> tuple[str, list[int]]:
-    """The text of a prompt and its ids: the question in its template, or messages in the tokenizer's."""
+    """The text of a prompt and its ids: the question in its template, or messages in the tokenizer's.
+
+    Of messages with images it is the template of a processor, in the place of the tokenizer.
+    """
     if isinstance(question, str) and config.template != "chat":
         text = config.template.replace("{question}", question)
         return text, text_ids(tokenizer, text)
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    messages = checked_messages(messages, config.question)
+    messages = checked_messages(messages, config.question, images=bool(images))
     if config.system and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system}, *messages]
-    text = config.chat(tokenizer).text(messages, checked_tools(tools, config.tools), generate=True)
+    chat, tools = config.chat(tokenizer), checked_tools(tools, config.tools)
+    if images:
+        from rlprims.vision.processor import prompt
+
+        return prompt(tokenizer, messages, images, tools, chat.arguments)
+    text = chat.text(messages, tools, generate=True)
     return text, encode(tokenizer, text)

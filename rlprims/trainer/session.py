@@ -50,7 +50,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     asked = config.evaluations()
     prepare_process(config, config.data.train, *(one.file for one in asked.values()))
     path = weights or config.model.path
-    tokenizer, ends, window = load_tokenizer(path, console, packing=config.model.packing)
+    tokenizer, ends, window = load_tokenizer(path, console, config.model)
     longest = window - config.sampling.max_new_tokens
     limit = min(longest, config.data.max_prompt_length or longest)
     if limit < 1:
@@ -61,6 +61,11 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
+    if config.execution == "ray" or config.model.vision == "none":
+        what = "model.vision: none" if config.execution == "local" else "execution: ray"
+        if any(example.images for rows in (training, *evaluation.values()) for example in rows.rows):
+            fix = "set execution: local and model.vision: frozen, or data.images: null"
+            raise ValueError(f"{what} reads texts, and rows have images: {fix}")
     backend = _backend(config, path, tokenizer, ends, console)
     execution = backend
     if config.replay is not None:

@@ -150,24 +150,45 @@ class Chat:
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The message as templates expect it: no keys without a value, arguments of calls as mappings."""
         plain = {key: value for key, value in message.items() if value is not None}
-        if isinstance(plain.get("content"), list) and all(_is_text(part) for part in plain["content"]):
+        if isinstance(plain.get("content"), list) and all(map(_is_text, plain["content"])):
             plain["content"] = "".join(part["text"] for part in plain["content"])
         if "tool_calls" in plain:
             plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
             if message.get("content") is None:
                 plain["content"] = "" if self._writes_null else None
+        if isinstance(plain.get("content"), str) and self._wants_parts:
+            plain["content"] = [{"type": "text", "text": plain["content"]}]
         return plain
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template writes only texts that are parts, as some of models with vision do."""
+        has_types = "type" in str(getattr(self.tokenizer, "chat_template", ""))
+        return has_types and MARK not in self._tried([{"role": "user", "content": MARK}], failed=MARK)
 
     @cached_property
     def _writes_null(self) -> bool:
         """Whether the template writes None for a content that is null."""
         call = {"type": "function", "function": {"name": "f", "arguments": {}}}
         chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        return "None" in self._tried(chat, failed="None")
+
+    def _tried(self, chat: list[Any], failed: str) -> str:
+        """The text of a chat; ``failed`` if the template raises, such as a TypeError from null + text."""
         try:
-            text = self.tokenizer.apply_chat_template(chat, tokenize=False, **self.arguments)
-        except Exception:  # a template may raise anything, such as a TypeError from null + text
-            return True
-        return "None" in text
+            return str(self.tokenizer.apply_chat_template(chat, tokenize=False, **self.arguments))
+        except Exception:
+            return failed
+
+
+def has_image_parts(messages: Any) -> bool:
+    """Whether a value is messages of which one has an image."""
+    contents = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    return any(is_image_part(part) for content in contents if isinstance(content, list) for part in content)
+
+
+def is_image_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
 def _is_text(part: Any) -> bool:
@@ -196,8 +217,8 @@ def mark_reasoning(message: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     return bool(keys), marked
 
 
-def checked_messages(value: Any, name: str) -> list[dict[str, Any]]:
-    """The messages of a row, which may be JSON text.
+def checked_messages(value: Any, name: str, *, images: bool = False) -> list[dict[str, Any]]:
+    """The messages of a row, which may be JSON text. With ``images`` they may have parts ``{"type": "image"}``.
 
     Raises:
         ValueError: not a list of objects with role and content as text; the content may be null beside tool calls.
@@ -208,7 +229,8 @@ def checked_messages(value: Any, name: str) -> list[dict[str, Any]]:
     for i, message in enumerate(value):
         is_right = isinstance(message, dict) and isinstance(message.get("role"), str)
         content = message.get("content") if is_right else None
-        is_text = isinstance(content, str) or (isinstance(content, list) and all(map(_is_text, content)))
+        parts = [part for part in content if not (images and is_image_part(part))] if isinstance(content, list) else []
+        is_text = isinstance(content, str) or (isinstance(content, list) and all(map(_is_text, parts)))
         if not is_right or not (is_text or (content is None and message.get("tool_calls"))):
             raise ValueError(f"expected a text in role and content of {name}[{i}], got {shown(message)}")
     return value

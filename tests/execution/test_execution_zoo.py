@@ -239,7 +239,7 @@ def test_what_is_refused_would_be_wrong(kind):
     assert (found - expected).abs().max() > 1e-5
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "mistral3", "got_ocr2"])
+@pytest.mark.parametrize("kind", ["aya_vision", "llava_next", "got_ocr2"])
 def test_multimodal_models_are_refused_by_that_word(kind, tmp_path):
     CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"a {kind} is refused: it is multimodal[^\n]*docs/models.md$"):

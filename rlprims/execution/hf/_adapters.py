@@ -19,6 +19,7 @@ from transformers import Conv1D
 
 from rlprims._extras import hint
 from rlprims.execution import LoraConfig
+from rlprims.execution.hf._vision import tower
 
 HEADS = ("score", "classifier")
 """Names of a critic's head, all of whose weights are trained."""
@@ -44,13 +45,14 @@ def adapt(model: nn.Module, config: LoraConfig | None) -> nn.Module:
     modules = {name: layer for name, layer in bare.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
     linear = sorted({name.split(".")[-1] for name in modules})
     weights = [id(layer.weight) for layer in modules.values()]  # merged, those of tied layers would differ
+    seeing = [name for name, layer in modules.items() if f"{name.removeprefix('model.')}.weight" in tower(model)]
     alone = [name for name, layer in modules.items() if layer not in ends and weights.count(id(layer.weight)) == 1]
-    between = [name for name in alone if not _is_read_apart(bare, name)]
+    between = [name for name in alone if name not in seeing and not _is_read_apart(bare, name)]
     targets = between if config.target_modules == "all-linear" else list(config.target_modules)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
-            inject_adapter_in_model(_settings(config, targets, exclude_modules=heads or None), bare)
+            inject_adapter_in_model(_settings(config, targets, exclude_modules=[*heads, *seeing] or None), bare)
         except ValueError as error:
             raise ValueError(f"model.lora.target_modules: {error} Linear layers here: {', '.join(linear)}") from None
     model.lora_config = config  # type: ignore[assignment]

@@ -20,10 +20,13 @@ class Cache:
         self.held: dict[str, Any] = {}  # the argument of the next forward pass
         self.decode: Decode | None = None
 
-    def read(self, inputs: Tensor, positions: Tensor, attention: Tensor) -> Tensor:
-        """Logits (B, V) of the token after ``inputs`` (B, n); ``attention`` covers these and all before them."""
+    def read(self, inputs: Tensor, positions: Tensor, attention: Tensor, **seen: Tensor) -> Tensor:
+        """Logits (B, V) of the token after ``inputs`` (B, n); ``attention`` covers these and all before them.
+
+        ``seen`` are the model's other inputs, of images.
+        """
         mask = attention if self.is_padded and self._is_masked() else None
-        output = forward(self.model, self.held, inputs, positions, mask)
+        output = forward(self.model, self.held, inputs, positions, mask, **seen)
         if not self.held:
             self._keep(output.get(self.name))
         return output.logits[:, -1]  # type: ignore[no-any-return]

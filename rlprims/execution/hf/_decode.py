@@ -33,10 +33,12 @@ def has_decode(model: nn.Module, cache: Any, limit: int) -> bool:
     return whole and is_packed(model) and getattr(model, "_can_compile_fullgraph", False)
 
 
-def forward(model: nn.Module, held: dict[str, Any], inputs: Tensor, positions: Tensor, mask: Tensor | None) -> Any:
+def forward(
+    model: nn.Module, held: dict[str, Any], inputs: Tensor, positions: Tensor, mask: Tensor | None, **seen: Tensor
+) -> Any:
     """The model's output for ``inputs`` after the tokens of its cache in ``held``, with the logits of the last one."""
     read: dict[str, Any] = {"input_ids": inputs, "position_ids": positions, "attention_mask": mask}
-    return model(**read, use_cache=True, logits_to_keep=1, **held)
+    return model(**read, use_cache=True, logits_to_keep=1, **held, **seen)
 
 
 class _Slots(DynamicLayer):  # type: ignore[misc]

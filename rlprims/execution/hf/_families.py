@@ -6,7 +6,7 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlprims.execution import ModelConfig
@@ -47,6 +47,8 @@ ROUTED_MODELS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """The tests compare recorded and replayed experts. Gates: a softmax of the logits of all experts or of the chosen."""
 NOT_SAMPLED = _types("inkling_text openai-gpt qwen4_exp_text xlm xlnet")
 """The local sampler does not have the numbers of a row alone."""
+VISION_MODELS = _types("qwen2_vl qwen2_5_vl qwen3_vl qwen3_5 smolvlm idefics3 gemma3 internvl llava")
+"""The tests compare rows with images in a batch, and sampled ones, with each alone, and the gradient of one."""
 TIME_STEP_FLOOR = ("nemotron_h", "zamba2")
 """transformers has a floor of their time steps where it reads many tokens, and none where it reads one."""
 ONE_LENGTH = ("minimax",)
@@ -68,19 +70,38 @@ REFUSED = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds.
 """Why the rows of a type have other numbers in a padded batch than alone. All other types are padded rightly."""
 
 
-def check_type(settings: Any) -> None:
-    """Raise an error if a model with this config is refused, as one of :data:`REFUSED` or a multimodal one."""
+def check_type(settings: Any, *, vision: bool = True) -> None:
+    """Raise an error if a model with this config is refused, as one of :data:`REFUSED` or a multimodal one.
+
+    ``vision``: one of :data:`VISION_MODELS` is not.
+    """
     text, kind = settings.get_text_config(), settings.model_type
     reason = REFUSED.get(kind) or REFUSED.get(text.model_type)
-    if reason is None and text is not settings and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | (VISION_MODELS if vision else ())
+    if reason is None and text is not settings and kind not in known:
         reason = "it is multimodal, and transformers does not load it as a causal language model"
+        if kind in VISION_MODELS:
+            reason += "; execution: local does with model.vision: frozen"
     if reason is not None:
         raise ValueError(f"a {kind} is refused: {reason}; set model.path to one of another type, see docs/models.md")
 
 
-def why_padded(settings: Any) -> str | None:
+def sees(model: ModelConfig, settings: Any = None) -> bool:
+    """Whether a model, or one with its ``settings``, is loaded with the part that reads images."""
+    settings = settings or AutoConfig.from_pretrained(model.path)
+    return model.vision != "none" and settings.model_type in VISION_MODELS
+
+
+def auto_class(model: ModelConfig, settings: Any = None) -> Any:
+    """The class of transformers that loads a language model, with the part that reads images or without it."""
+    return AutoModelForImageTextToText if sees(model, settings) else AutoModelForCausalLM
+
+
+def why_padded(settings: Any, model: ModelConfig | None = None) -> str | None:
     """Why the attention of a model with this config cannot be packed; None: it can be."""
     text = settings.get_text_config()
+    if model is not None and sees(model, settings):
+        return f"a {settings.model_type} is padded: no test packs rows with images"
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"a {text.model_type} is padded: its attention has a soft cap"
     return None if text.model_type in PACKED_MODELS else f"a {text.model_type} is padded: no test packs this type"
@@ -97,7 +118,8 @@ def packs(model: ModelConfig, settings: Any = None) -> bool:
     """Whether a model is to be packed: as ``model.packing`` says, or if one with its ``settings`` can be."""
     if model.packing is not None:
         return model.packing
-    return model.attention in (None, "sdpa") and why_padded(settings or AutoConfig.from_pretrained(model.path)) is None
+    settings = settings or AutoConfig.from_pretrained(model.path)
+    return model.attention in (None, "sdpa") and why_padded(settings, model) is None
 
 
 def without_data(auto: Any, path: str) -> Any:

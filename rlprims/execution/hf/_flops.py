@@ -4,7 +4,7 @@ A token costs 2 operations per weight in the forward, as many again for the grad
 gradient of the weight if it is trained: 6 N in all (Kaplan et al. 2020, arXiv:2001.08361). Attention adds 12 L d n^2
 for a sequence of n tokens in L layers of width d, the causal half not subtracted (Chowdhery et al. 2022,
 arXiv:2204.02311, appendix B). N does not include the input embedding, and includes the head for response tokens only.
-Padding and recomputed activations are not counted. In a mixture of experts every expert is counted.
+Padding, recomputed activations and the part that reads images are not counted. In a mixture every expert is counted.
 """
 
 import time
@@ -17,6 +17,7 @@ from torch import nn
 from rlprims.data_proto import DataProto
 from rlprims.execution._observed import Meter
 from rlprims.execution.hf._training import Training
+from rlprims.execution.hf._vision import tower
 
 _DENSE_TFLOPS = {
     # 16-bit matrix products without sparsity, from the makers' data sheets; the first name that is found in a GPU's.
@@ -41,7 +42,7 @@ def update_cost(model: nn.Module, same_rows: int = 1) -> Callable[[DataProto], f
     """A function that returns the number of operations of a batch's forward and backward pass."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     heads = {id(p) for p in head.parameters()} if head is not None else set()
-    looked_up = {id(p) for p in embedding.parameters()}
+    looked_up = {id(p) for p in (*embedding.parameters(), *tower(model).values())}
     # Per token: 4 for each weight, and 2 more if it is trained.
     costs = {id(p): p.numel() * (6 if p.requires_grad else 4) for p in model.parameters()}
     per_response = sum(cost for key, cost in costs.items() if key in heads)

@@ -18,6 +18,7 @@ from rlprims.execution.hf._alone import check_lengths
 from rlprims.execution.hf._families import FUSED_HEAD_MODELS
 from rlprims.execution.hf._packed import Layout, packed_inputs, packed_layout
 from rlprims.execution.hf._routes import ROUTES
+from rlprims.execution.hf._vision import INPUTS
 from rlprims.logprobs import entropy_from_logits, from_hidden, from_logits, fused_loss
 from rlprims.types import SamplingSupport, token_wise
 
@@ -216,12 +217,13 @@ def _before_responses(
     return (output[0] if packing else output.flatten(0, 1)[batch[ANSWERS]]), batch
 
 
-def _padded_inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _padded_inputs(batch: dict[str, Any]) -> dict[str, Tensor]:
     attention = batch["attention_mask"].long()
     return {
         "input_ids": torch.cat([batch["prompts"], batch["responses"]], 1),
         "attention_mask": attention,
         "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+        **batch.get(INPUTS, {}),
     }
 
 

@@ -18,6 +18,7 @@ from rlprims.execution.hf._forward import LAYOUT, with_places
 from rlprims.execution.hf._models import load_causal_lm, usable_device
 from rlprims.execution.hf._packed import Layout, packed_micro_batches
 from rlprims.execution.hf._routes import ROUTES, tree_ids, without_routes
+from rlprims.execution.hf._vision import IMAGES, INPUTS, image_inputs
 from rlprims.grouping import dense_ids, rows_by_label
 from rlprims.types import SamplingSupport, Totals
 
@@ -96,7 +97,7 @@ def parts_of(
     device = usable_device(model)
     routes = batch[ROUTES] if model.replay_routes and ROUTES in batch else None
     tensors = {name: x for name, x in without_routes(batch).batch.items() if not x.is_nested}
-    kept = kept_of(batch)
+    kept, images = kept_of(batch), batch.non_tensor_batch.get(IMAGES)
     ids = {name: batch[name] for name in ("group_ids", "trajectory_ids") if name in tensors}
     labels = batch[together].tolist() if together is not None and together in tensors else None
     width, attention = batch["prompts"].shape[1], batch["attention_mask"].bool()
@@ -116,6 +117,9 @@ def parts_of(
     for i, rows in enumerate(parts + [[]] * (count - len(parts))):
         part = _trimmed(tensors, rows or [0], kept, routes)
         part |= {name: dense_ids(part[name]) for name in ids} | ({} if rows else without_tokens(part))
+        if images is not None:
+            whole = torch.cat([part["prompts"], part["responses"]], 1)
+            part[INPUTS] = image_inputs(model, images[rows or [0]], whole, part["attention_mask"])  # type: ignore[assignment]
         placed = with_places(part, packing=packing, layout=layouts.get(i))
         if packing and rows:
             layouts[i] = placed[LAYOUT]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -19,15 +20,17 @@ from transformers import (
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf._adapters import check_base, checksum, is_adapted, load_adapter, merged, save_adapter, trained
 from rlprims.execution.hf._alone import check_padding
-from rlprims.execution.hf._families import SHARDED_MODELS, TIME_STEP_FLOOR, check_type, packs
+from rlprims.execution.hf._families import SHARDED_MODELS, TIME_STEP_FLOOR, auto_class, check_type, packs, sees
 from rlprims.execution.hf._forward import check_fused_head
 from rlprims.execution.hf._packed import use_packing
+from rlprims.execution.hf._vision import ban_placeholders, check_vision, copy_processor, freeze, tower
 
 
 def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn.Module, list[str]]:
     try:
         settings = AutoConfig.from_pretrained(path)
-        check_type(settings)
+        auto = auto or auto_class(config, settings)
+        check_type(settings, vision=auto is AutoModelForImageTextToText)
         if settings.model_type in TIME_STEP_FLOOR:
             settings.time_step_min = 1e-30
         settings.update(changes)
@@ -49,7 +52,7 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
 
 def load_causal_lm(path: str, config: ModelConfig) -> nn.Module:
     """Load the policy or the reference, with the attention and head of the config."""
-    model, missing = _load(AutoModelForCausalLM, path, config)
+    model, missing = _load(None, path, config)
     if missing:
         what = "a causal language model: it was saved without that head"
         raise ValueError(f"{path!r} lacks the weights {missing[:3]} of {what}")
@@ -63,6 +66,10 @@ def _prepared(model: nn.Module, config: ModelConfig) -> nn.Module:
             lambda module, inputs, options: (inputs, {**options, "output_router_logits": False}), with_kwargs=True
         )
     check_padding(model)
+    if sees(config, model.config):
+        check_vision(config)
+        ban_placeholders(model)
+        return freeze(model, config)
     if packs(config, model.config):
         use_packing(model)
     if config.fused_head:
@@ -193,6 +200,8 @@ def save_model(model: Any, directory: Path, state: dict[str, Tensor]) -> None:
         adapter = {name: state[name] for name in trained(model)}
         save_adapter_of(model, directory, adapter, base_checksum=checksum(model))
     model.save_pretrained(directory, state_dict=merged(model, state))
+    if tower(model):
+        copy_processor(model.config.name_or_path, directory)
 
 
 def save_adapter_of(model: Any, directory: Path, state: dict[str, Tensor], *, base_checksum: str) -> None:
@@ -217,8 +226,8 @@ def restore(model: nn.Module, directory: Path) -> None:
     for file in sorted(directory.glob("*.safetensors")):
         tensors.update(load_file(file))
     state = model.state_dict()
-    if any(".experts." in name for name in tensors.keys() - state.keys()):
-        # transformers stores the experts of a layer one by one, and joins them when it loads a model.
+    if tower(model) or any(".experts." in name for name in tensors.keys() - state.keys()):
+        # transformers stores the experts of a layer one by one, and parts of a vision model under other names.
         kind: Any = type(model)
         tensors = kind.from_pretrained(directory, dtype="auto", use_safetensors=True).state_dict()
     missing, unexpected = model.load_state_dict(tensors, strict=False)

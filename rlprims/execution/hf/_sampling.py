@@ -12,7 +12,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import Sampling, kept_columns
+from rlprims.execution import ModelConfig, Sampling, kept_columns
 from rlprims.execution._columns import left_padded
 from rlprims.execution.hf._alone import check_lengths
 from rlprims.execution.hf._cache import Cache
@@ -20,6 +20,7 @@ from rlprims.execution.hf._draw import Choice, draw, sample_seeds
 from rlprims.execution.hf._families import ONE_LENGTH
 from rlprims.execution.hf._routes import are_read, recorded, routes_column
 from rlprims.execution.hf._rules import Followers, Shaped, rules_of
+from rlprims.execution.hf._vision import IMAGES, image_inputs
 from rlprims.logprobs import from_logits
 from rlprims.types import SamplingSupport
 
@@ -105,12 +106,13 @@ def sample(
     take_routes: Callable[[], Tensor] | None = None,
     fixed: bool = False,
     shaped: Shaped | None = None,
+    seen: dict[str, Tensor] | None = None,
 ) -> Responses:
     """B responses. Row i continues the left-padded ``prompts[source[i]]``; its tokens are drawn with ``seeds[i]``.
 
     ``take_routes`` returns the experts of the tokens that the model has read since its last call, (N, L, K).
     ``fixed``: keys and values have fixed places if the model can, and on a GPU a token is a CUDA graph. ``shaped`` has
-    the options that read the tokens before.
+    the options that read the tokens before. ``seen`` are the inputs for the images of the distinct prompts.
     """
     rows, device = len(source), prompts.device
     process, seeds = processed(sampling), seeds.to(device)
@@ -124,14 +126,15 @@ def sample(
     row_of = torch.arange(rows, device=device)  # the response of each row of the batch
     active = torch.ones(rows, dtype=torch.bool, device=device)  # the rows of the batch that are not finished
     inputs, attention = prompts, prompt_mask.long()
-    positions = (attention.cumsum(-1) - 1).clamp(min=0)
+    seen = {"position_ids": (attention.cumsum(-1) - 1).clamp(min=0), **(seen or {})}
+    positions = seen.pop("position_ids")  # (P, n), or (3, P, n) with images for some types
     is_padded, limit = not bool(prompt_mask.all()), prompts.shape[1] + sampling.max_new_tokens
     cache = Cache(model, choose, is_padded=is_padded, fixed=limit if fixed else 0)
     for t in range(sampling.max_new_tokens if rows else 0):
         if t == 0:
-            logits = cache.read(prompts, positions, attention)
+            logits = cache.read(prompts, positions, attention, **seen)
             cache.select(source)
-            attention, positions = attention[source], positions[source, -1:]
+            attention, positions = attention[source], positions.view(-1, *prompts.shape).amax((0, 2))[source, None]
             choice = choose(logits[source], seeds, positions)
         else:
             attention, positions = nn.functional.pad(attention, (0, 1), value=1), positions + 1
@@ -185,8 +188,17 @@ class _Routes:
 class Generation:
     """Samples responses from a model in this process, ``max_rows`` at a time; ``routes``: and records the experts."""
 
-    def __init__(self, module: nn.Module, tokenizer: Any, *, max_rows: int, routes: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        tokenizer: Any,
+        *,
+        max_rows: int,
+        routes: bool = False,
+        model: ModelConfig | None = None,
+    ) -> None:
         self.module, self.tokenizer, self.max_rows, self.routes = module, tokenizer, max_rows, routes
+        self.model = model  # whose images are read, if it can
         self.one_length = module.config.get_text_config().model_type in ONE_LENGTH  # type: ignore[union-attr,operator]
         self.pad_token_id, self.end_ids = special_ids(module.generation_config, tokenizer)
 
@@ -196,16 +208,21 @@ class Generation:
         seeds = sample_seeds(seed, prompts["sample_id"].tolist())
         lengths = [len(prompt) if self.one_length else 0 for prompt in ids]
         starts = [i for i in range(len(ids)) if i % self.max_rows == 0 or lengths[i] != lengths[i - 1]] or [0]
-        parts = [self._sample(ids[i:j], seeds[i:j], sampling) for i, j in pairwise([*starts, len(ids)])]
+        images = [tuple(row or ()) for row in prompts.non_tensor_batch.get(IMAGES, [None] * len(ids))]
+        ends = pairwise([*starts, len(ids)])
+        parts = [self._sample(ids[i:j], images[i:j], seeds[i:j], sampling) for i, j in ends]
         columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
         responses = Responses(*columns)  # type: ignore[arg-type]
         return with_responses(prompts, responses, prompt_width=prompt_width, pad_token_id=self.pad_token_id)
 
-    def _sample(self, ids: list[list[int]], seeds: Tensor, sampling: Sampling) -> Responses:
-        distinct = list(dict.fromkeys(map(tuple, ids)))
-        index = {prompt: i for i, prompt in enumerate(distinct)}
-        padded, mask = left_padded(distinct, max(map(len, distinct), default=0), self.pad_token_id)
+    def _sample(
+        self, ids: list[list[int]], images: list[tuple[bytes, ...]], seeds: Tensor, sampling: Sampling
+    ) -> Responses:
+        prompts = [(tuple(prompt), row) for prompt, row in zip(ids, images, strict=True)]
+        index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+        padded, mask = left_padded([prompt for prompt, _ in index], max(map(len, ids), default=0), self.pad_token_id)
         device = next(self.module.parameters()).device
+        seen = {} if self.model is None else image_inputs(self.model, [row for _, row in index], padded, mask)
         vocabulary = self.module.config.get_text_config().vocab_size  # type: ignore[union-attr,operator]
         ends = [] if sampling.ignore_eos else self.end_ids
         rules = rules_of(sampling, self.tokenizer, ends, vocabulary)
@@ -217,7 +234,7 @@ class Generation:
                 self.module,
                 padded.to(device),
                 mask.to(device),
-                torch.tensor([index[tuple(prompt)] for prompt in ids], dtype=torch.int64, device=device),
+                torch.tensor([index[prompt] for prompt in prompts], dtype=torch.int64, device=device),
                 sampling,
                 seeds=seeds,
                 end_ids=torch.tensor(ends, dtype=torch.int64, device=device),
@@ -226,6 +243,7 @@ class Generation:
                 take_routes=take_routes,
                 fixed=device.type == "cuda" and not self.routes and shaped is None,
                 shaped=shaped,
+                seen={name: x.to(device) for name, x in seen.items()},
             )
 
     def _ends_text(self, sampling: Sampling) -> Callable[[list[int]], bool] | None:

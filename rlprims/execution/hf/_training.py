@@ -16,6 +16,7 @@ from rlprims.execution import ModelConfig, OptimizerConfig, RunNeeds, UpdateRepo
 from rlprims.execution._observed import metered
 from rlprims.execution.hf._adapters import adapt, adapters_off, freeze
 from rlprims.execution.hf._alone import window_of
+from rlprims.execution.hf._families import sees
 from rlprims.execution.hf._forward import fused_objective, head_of, is_sum_of_token_losses, response_values
 from rlprims.execution.hf._micro_batches import SINGLE_PROCESS, Part, Ranks, StepTotals, parts_of
 from rlprims.execution.hf._models import check_vocabularies, load_causal_lm, load_critic, usable_device
@@ -24,6 +25,7 @@ from rlprims.execution.hf._router_loss import Forward, with_router_loss
 from rlprims.execution.hf._routes import check_routed, replay_routes, without_routes
 from rlprims.execution.hf._scorer import Scorer, Teachers, per_token
 from rlprims.execution.hf._train_state import Follower, TrainState, optimizer_step
+from rlprims.execution.hf._vision import check_same_type, check_vision, with_rates
 from rlprims.types import Metrics
 
 P = ParamSpec("P")
@@ -72,7 +74,9 @@ class Training:
             if model.router_aux_loss_coef:
                 check_routed(policy, "router_aux_loss_coef: 0")
             self.context_window = window_of(policy.config)
-            self._policy = TrainState(policy, optimizer, run["updates"])
+            if sees(model, policy.config):
+                check_vision(model, run["algorithm"])
+            self._policy = TrainState(policy, with_rates(optimizer, model, policy), run["updates"])
             if needs_reference and self.reference is None:
                 self.reference = policy  # with its adapters off
         if "teacher" in roles and run["algorithm"].needs_teacher:
@@ -83,6 +87,8 @@ class Training:
                 sizes = {len(head_of(each).weight) for each in (policy, *self.teachers.values())}
                 if len(sizes) > 1:
                     raise ValueError(f"model.teacher: its head and the policy's have {sizes} rows, expected one size")
+        if "actor" in roles and sees(model, policy.config):
+            check_same_type(policy, self.reference, *self.teachers.values())
         self.followers = self._followers()
         if "critic" in roles and "values" in needs:
             critic = adapt(load_critic(model.critic or model.path, trained_as), model.lora)

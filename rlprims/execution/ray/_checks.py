@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from rlprims.execution import ModelConfig, RayConfig, RunNeeds, Sampling
+from rlprims.execution.hf._families import check_type
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.ray._tensor_parallel import check_plans
@@ -33,6 +34,9 @@ _MOST_LOG_PROBS = 32_768
 
 def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     """Raise a ValueError if cluster and models do not fit together."""
+    if model.vision == "trained":
+        raise ValueError("model.vision: trained needs execution: local, because a cluster reads no images yet")
+    check_type(AutoConfig.from_pretrained(model.path), vision=False)
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
     for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():

@@ -70,6 +70,7 @@ class RayExecution:
         begun = time.monotonic()
         model = with_whole_paths(model)
         check(cluster, model.here(weights=False), run)  # each worker fetches the weights for itself
+        model = model.model_copy(update={"vision": "none"})
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.here(weights=False).path), tokenizer)
         self.tolerance = TOLERANCE[cluster.mixed_precision or model.dtype]

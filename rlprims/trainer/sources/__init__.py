@@ -29,7 +29,7 @@ def sources_of(
     count: Callable[[Iterable[str]], None] = lambda causes: None,
 ) -> Callable[[Sampling], GroupSource]:
     """A function that opens a source of groups. ``count`` is called with the causes of the problems of episodes."""
-    width = max(len(example.prompt_ids) for example in examples)
+    width, has_images = max(len(example.prompt_ids) for example in examples), any(e.images for e in examples)
     runner = None if config.data.environment is None else EpisodeRunner(config, execution, tokenizer, count)
 
     def stream(sampling: Sampling, prompt_width: int | None) -> Stream:
@@ -40,7 +40,7 @@ def sources_of(
 
     def open_source(sampling: Sampling) -> GroupSource:
         if runner is None:
-            return Responses(stream(sampling, width), tokenizer)
+            return Responses(stream(sampling, width), tokenizer, has_images=has_images)
         if pace == "updates" and execution.overlaps:
             return ContinuousEpisodes(runner, partial(stream, sampling, None))
         return EpisodeRounds(runner, sampling, seed, until_all_end=pace != "groups", as_one=pace == "rounds")

@@ -14,13 +14,15 @@ from rlprims.trainer.sources.group import Group, example_columns
 class Responses:
     """A source of groups of responses. Each group is one part of a stream of an execution."""
 
-    def __init__(self, stream: Stream, tokenizer: Any) -> None:
-        self.stream = stream.__enter__()
+    def __init__(self, stream: Stream, tokenizer: Any, *, has_images: bool = False) -> None:
+        self.stream, self.has_images = stream.__enter__(), has_images
         self.tokenizer = tokenizer
         self._numbers: dict[int, int] = {}  # the numbers of groups, by the numbers of their parts
 
     def begin(self, group: Group) -> None:
         rows = prompt_rows([group.example], [group.number], copies=len(group.samples), first_sample=group.samples.start)
+        if self.has_images:  # one tuple, so that a pickle of the rows has it once
+            rows = rows.union(DataProto.from_dict({}, {"images": [group.example.images] * len(rows)}))
         self._numbers[self.stream.submit(rows)] = group.number
 
     def take(self) -> dict[int, DataProto]:

@@ -1,0 +1,50 @@
+"""Messages with images in the layouts of TRL, verl and OpenAI: bare parts in order, and the images apart from them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlprims.turns.tokens import is_image_part
+from rlprims.vision.images import KEYS
+
+MARK = "<image>"  # the place of an image in a text of verl's rows
+_PART = {"type": "image"}
+
+
+def split_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The messages with ``{"type": "image"}`` where an image is, and the images in their order.
+
+    A part has its image itself, or it takes the next one of ``column``. So do marks ``<image>``, unless there is no
+    column, None. Without parts and marks the images of the column come before the text of the user's first message.
+    """
+    given, found = read(column), list[bytes | None]()
+    said = [_split(message, found, read, has_marks=column is not None) for message in messages]
+    if given and not found:
+        first = next((i for i, each in enumerate(said) if isinstance(each, Mapping) and each.get("role") == "user"), 0)
+        said[first] = {**said[first], "content": [*[_PART] * len(given), *_parts(said[first].get("content"))]}
+        found = [None] * len(given)
+    if (places := found.count(None)) != len(given):
+        raise ValueError(f"expected an image for each {MARK} or image part, got {len(given)} images for {places}")
+    rest = iter(given)
+    return said, tuple(next(rest) if image is None else image for image in found)
+
+
+def _split(message: Any, found: list[bytes | None], read: Callable[[Any], Any], *, has_marks: bool) -> Any:
+    """The message with bare parts. ``found`` gets the image of each, or None if it is in the column."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if has_marks and isinstance(content, str) and MARK in content:
+        content = [part for text in content.split(MARK) for part in (_PART, *_parts(text))][1:]
+    if not isinstance(content, list):
+        return message
+    parts = []
+    for part in content:
+        if is_image_part(part):
+            found.append(read(part)[0] if any(part.get(key) is not None for key in KEYS) else None)
+            part = _PART
+        elif isinstance(part, Mapping):  # parquet gives every part all keys
+            part = {key: value for key, value in part.items() if value is not None}
+        parts.append(part)
+    return {**message, "content": parts}
+
+
+def _parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []

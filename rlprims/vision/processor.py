@@ -1,0 +1,59 @@
+"""The processor of a model with vision: it renders messages with images, and expands each to its placeholder tokens."""
+
+from collections.abc import Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from rlprims._storage import local_copy
+from rlprims.turns.tokens import Chat
+from rlprims.vision.images import decode
+
+
+@cache
+def load_processor(path: str) -> Any:
+    """The processor of a model by its type, for texts and images.
+
+    Raises:
+        ValueError: the type has no processor of images, or its files or packages are missing.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    path = local_copy(path, weights=False)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if type(config) not in PROCESSOR_MAPPING or not hasattr(config, "vision_config"):
+            raise ValueError(f"the type {config.model_type} reads text alone")
+        return _for_images(PROCESSOR_MAPPING[type(config)]).from_pretrained(path, video_processor=None)
+    except Exception as error:  # of files, of packages that are missing, of a class that is unknown
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"model.path: expected a model with a processor of images, got {path!r}: {reason}") from None
+
+
+def _for_images(of_all: Any) -> Any:
+    """The class without its processor of videos, which transformers loads only where torchvision is installed."""
+    names = [name for name in of_all.get_attributes() if name != "video_processor"]
+    unread = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks for them before it looks for a video
+    changes = {"get_attributes": classmethod(lambda cls: names), "video_processor": unread}
+    return type(of_all.__name__, (of_all,), changes)
+
+
+def prompt(
+    processor: Any, messages: Any, images: Sequence[bytes], tools: Any = None, arguments: Any = None
+) -> tuple[str, list[int]]:
+    """The rendered text of messages, with one placeholder for each image, and its ids, with each image's tokens.
+
+    Messages have parts ``{"type": "image"}`` where the images are, in order. ``arguments`` are the template's.
+    """
+    text = Chat(processor, arguments or {}).text(messages, tools, generate=True)
+    for kind, expected in (("image", len(images)), ("video", 0), ("audio", 0)):
+        token = getattr(processor, f"{kind}_token", None)
+        if token and (found := text.count(token)) != expected:
+            raise ValueError(f"expected {expected} placeholders {token} in the prompt, one for an {kind}, got {found}")
+    pictures = [[decode(image) for image in images]] if images else None
+    try:
+        ids = processor(text=[text], images=pictures, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # such as a ValueError for sides of 1 and 300 pixels
+        raise ValueError(f"the model's processor refuses the images: {' '.join(str(error).split())}") from None
+    return text, [int(token) for token in ids[0]]
