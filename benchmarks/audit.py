@@ -125,7 +125,7 @@ A step of {rows} responses of up to {width:,} tokens, one thread:
 
 ## Bugs that `audit.check` finds
 
-Each is planted in a right step ([tests/audit/bugs.py](../../tests/audit/bugs.py)), with three seeds in each of its setups:
+Each is planted in a right step ([tests/audit/bugs.py](../../tests/audit/bugs.py)), with three seeds in each setup:
 {count}. {right} `L3` is true there.
 
 | bug | code | found |

@@ -120,3 +120,5 @@ def test_names_of_trl_are_read() -> None:
     trl["sampling_per_token_logps"] = trl["sampling_per_token_logps"].roll(1, 1)
     assert "L5" in audit.check({**trl, "temperature": 1.0}).codes
     assert named(data, PLAIN) == data
+    both = {**data, "prompt_ids": ["no", "tensor"] * 16}  # the name of this library is the one that counts
+    assert "G1" not in audit.check(both).silent

@@ -59,7 +59,7 @@ class Step(dict[str, Tensor]):
         need(len(by) >= 12 and (by != by[0]).any(), "12 rows that differ in it")
         r, least = correlation((size + 1e-6).log(), by), by == by.min()
         t = r * ((len(by) - 2) / max(1 - r * r, 1e-9)) ** 0.5
-        ratio = float(size[~least].mean() / size[least].mean().clamp(min=1e-9))
+        ratio = float(size[~least].mean() / size[least].mean().clamp(min=1e-3))
         return where & (t > 5) & (ratio > 2), {"t": t, "ratio": ratio}
 
     @cached_property
