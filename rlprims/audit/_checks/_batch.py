@@ -73,7 +73,7 @@ def wrong_rows(step: Step) -> Said:
     need(rows.sum() >= 12, "12 rows in groups whose outcomes differ")
     scores, a = group_centred(step.outcomes, ids), group_centred(step.row_advantages, ids)
     r = correlation(scores[rows], a[rows])
-    return rows & (scores * a < 0) & (r < 0.2) & (not step.estimator.parts), {"r": r}
+    return rows & (scores * a < 0) & (r < 0.4) & (not step.estimator.parts), {"r": r}
 
 
 def of_constant(step: Step) -> Tensor:

@@ -26,7 +26,7 @@ def temperature(step: Step) -> Said:
 
 def truncation(step: Step) -> Said:
     d = step.d
-    one_sided = d.clamp(min=0).sum() < 0.05 * d.clamp(max=0).sum().abs()
+    one_sided = d.clamp(min=0).sum() < 0.15 * d.clamp(max=0).sum().abs()
     return bool(one_sided & (d.mean() < -0.003)), {"below": float((d <= 0).double().mean()), **_weights(d)}
 
 
@@ -71,7 +71,7 @@ def first_token(step: Step) -> Said:
 
 def padded(step: Step) -> Said:
     before = (step.read.cumsum(1) == 0).sum(1)
-    return step.grows(before, before == before.max())
+    return step.grows(before.double().log1p(), before == before.max())
 
 
 def off_policy(step: Step) -> Said:
@@ -94,6 +94,7 @@ def entropy(step: Step) -> Tensor:
 def unrelated(step: Step) -> Said:
     for other in [name for name in _COLUMNS[:3] if name in step and name != step.trainer]:
         a, b = step.tokens(step.trainer, other)
+        a, b = a[(a != 0) & (b != 0)], b[(a != 0) & (b != 0)]  # scored by both
         if (r := correlation(a, b)) < 0.5 and min(a.std(), b.std()) > 0:
             return True, {"one": step.trainer, "other": other, "r": r, **_weights(a - b)}
     return False

@@ -58,15 +58,15 @@ class Step(dict[str, Tensor]):
         return self.gap[self.scored]
 
     def grows(self, by: Tensor, where: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """``where``, if log mean |gap| of a row is correlated with ``by``, and the mean doubles where that is large.
+        """``where``, if log mean |gap| of a row grows with ``by``, and its mean is twice that of the rows with the least.
 
         t = r √((n − 2) / (1 − r²)); without a relation it is above 5 once in 10⁵ at n = 30.
         """
         by, size = by[self.rows].double(), (self.gap.abs().sum(1) / self.mask.sum(1).clamp(min=1))[self.rows]
         need(len(by) >= 12 and (by != by[0]).any(), "12 rows that differ in it")
-        r, large = correlation((size + 1e-6).log(), by), by > by.mean()
+        r, least = correlation((size + 1e-6).log(), by), by == by.min()
         t = r * ((len(by) - 2) / max(1 - r * r, 1e-9)) ** 0.5
-        ratio = float(size[large].mean() / size[~large].mean().clamp(min=1e-9))
+        ratio = float(size[~least].mean() / size[least].mean().clamp(min=1e-9))
         return where & (t > 5) & (ratio > 2), {"t": t, "ratio": ratio}
 
     @cached_property
