@@ -38,8 +38,7 @@ class Fit(NamedTuple):
 
 def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]:
     """The stages ``loss`` and ``mean``: the formula of ``gradients``, ``losses`` or ``loss``."""
-    if "rollout_log_probs" in data:  # a trainer with one old policy has the sampler's
-        data = {"old_log_probs": data["rollout_log_probs"], **data}
+    data = {**({"old_log_probs": x} if (x := data.get("rollout_log_probs")) is not None else {}), **data}
     if "log_probs" not in data:
         raise ValueError(f"expected log_probs (B, T) for the losses; the batch has {sorted(data)}")
     kind = next(name for name in ("gradients", "losses", "loss") if name in data)
@@ -131,14 +130,10 @@ class _Search:
 
     def parts(self) -> Iterator[_Rows]:
         """All rows, some whole groups at a time."""
-        count = len(self.data["response_mask"])
-        if len(self.few.rows) == count:
-            yield self.few
-            return
-        ids = self.data.get("group_ids", torch.arange(count))
-        count = min(16, int(ids.max()) + 1)
-        for part in range(count):
-            yield _Rows(self.data, self.kind, (ids % count == part).nonzero()[:, 0])
+        rows = len(self.data["response_mask"])
+        ids = self.data.get("group_ids", torch.arange(rows))
+        parts = 1 if len(self.few.rows) == rows else min(16, int(ids.max()) + 1)
+        return (_Rows(self.data, self.kind, (ids % parts == part).nonzero()[:, 0]) for part in range(parts))
 
     def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
         """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
@@ -219,9 +214,7 @@ class _Search:
         if "loss_weights" in self.data:
             return self.data["loss_weights"].double()
         spec = _spec(corrections=weighting[0], token_selection=weighting[1])
-        read = {name: self.data[name] for name in spec.token_weight_needs | {"response_mask"}}
-        read = {name: x.double() if x.is_floating_point() else x for name, x in read.items()}
-        return token_weights(spec, read).get("loss_weights", torch.ones(len(read["response_mask"]), 1)).double()
+        return token_weights(spec, self.data).get("loss_weights", torch.ones(len(self.data["log_probs"]), 1)).double()
 
 
 def _near_one(factor: float) -> float:
