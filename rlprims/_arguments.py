@@ -128,16 +128,11 @@ def _add_reports(commands: _Commands) -> None:
     rollouts.add_argument("--source", help="only this data source")
     page = "one page of all steps, or of --step, instead of the terminal"
     rollouts.add_argument("--html", type=Path, metavar="FILE", help=page)
-    read = (
-        "A saved DataProto, safetensors, JSON lines, a dump of verl, a log of TRL, or a run of ours; never a pickle. "
-    )
-    error = read + "The exit code is 1 if there is an error, 0 for notes."
-    audit = commands.add_parser(
-        "audit", help="the formulas of a step of any trainer, and its errors", description=error
-    )
+    reads = "Reads a saved DataProto, safetensors, JSON lines, a dump of verl, a log of TRL, or a run. Errors give 1."
+    audit = commands.add_parser("audit", help="what a step of any trainer computed, and its errors", description=reads)
     audit.add_argument("path", type=Path, nargs="?", metavar="PATH", help="a file, or the directory of a run")
     audit.add_argument("--step", type=int, help="of a run (default: the last one recorded)")
-    audit.add_argument("--tokenizer", metavar="DIR", help="that of the model, to show text")
+    audit.add_argument("--tokenizer", metavar="DIR", help="the model's folder: show text")
     audit.add_argument("--json", type=Path, metavar="FILE", help="write the result")
     audit.add_argument("--html", type=Path, metavar="FILE", help="write a page with the formulas, findings and tokens")
     audit.add_argument("--explain", metavar="CODE", help="what a finding means and what to write, such as M4")

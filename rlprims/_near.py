@@ -10,6 +10,7 @@ OTHER_WORDS = {
     **{"policy_gradient": "reinforce", "entropy": "negative_entropy", "value": "value_loss", "kl_loss": "kl"},
     **{"token_level_rewards": "rewards", "token_level_scores": "rm_scores", "index": "group_ids", "uid": "group_ids"},
     **{"reward_baselines": "baseline_scores", "rollout_is_weights": "loss_weights", "completion_mask": "response_mask"},
+    "trl_advantages": "advantages",
     **{"log_prob": "log_probs", "per_token_logps": "log_probs", "sampling_per_token_logps": "rollout_log_probs"},
     **dict.fromkeys(("old_log_prob", "old_per_token_logps"), "old_log_probs"),
     **dict.fromkeys(("ref_log_prob", "ref_per_token_logps"), "ref_log_probs"),

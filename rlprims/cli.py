@@ -236,6 +236,10 @@ def _rollouts(options: argparse.Namespace, console: Any) -> int:
 
 def _audit(options: argparse.Namespace, console: Any) -> int:
     from rlprims import audit
+    from rlprims.lab._step import load_step
+    from rlprims.reports.step_page import write_step_page
+    from rlprims.runs.disk_errors import writing
+    from rlprims.runs.end_tokens import load_end_tokens
 
     if options.explain is not None:
         if (code := options.explain.upper()) not in audit.CHECKS:
@@ -244,13 +248,8 @@ def _audit(options: argparse.Namespace, console: Any) -> int:
         return 0
     if options.path is None:
         raise ValueError("expected PATH, a step's file or a run's directory, or --explain CODE")
-    from rlprims.lab._step import load_step
-    from rlprims.reports.step_page import write_step_page
-    from rlprims.runs.disk_errors import writing
-    from rlprims.runs.end_tokens import tokenizer_of
-
     batch = load_step(options.path, options.step)
-    tokenizer = None if options.tokenizer is None else tokenizer_of(options.tokenizer)
+    tokenizer = load_end_tokens(options.tokenizer)[0] if options.tokenizer else None
     report = audit.report(batch, tokenizer=tokenizer)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
     with writing(options.json or options.html):

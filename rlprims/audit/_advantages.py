@@ -1,6 +1,7 @@
 """The estimator of a step's advantages."""
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from itertools import product
 from typing import Any, get_args
 
@@ -21,15 +22,16 @@ _PARTS = {"ranks": " over all rows of a rank", "micro_batches": " over all rows 
 def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float) -> Found:
     """The estimator, and the transform after it, that gives ``advantages``."""
     mask = data["response_mask"]
-    wanted = torch.where(mask, data["advantages"].double(), 0.0)
+    wanted = torch.where(mask, data["advantages"], 0.0)
     if not wanted.any():
         return Found({}, "cannot be told: all advantages are 0", {})
-    nearest: tuple[float, str, Tensor] = (torch.inf, "", wanted)
+    nearest, told = torch.inf, "none"
     for said, columns in _inputs(data, more):
         fits: list[BoundFunction] = []
         for fn, values, result in _coarse(columns, more, mask):
             apart = difference(result, wanted)
-            nearest = min(nearest, (apart, f"{plain(use(fn, **values))}{said}", result), key=lambda each: each[0])
+            if apart < nearest:
+                nearest, told = apart, _none(apart, f"{plain(use(fn, **values))}{said}", result, wanted, data)
             if apart < 0.05:
                 fits += _finely(fn, values, columns, wanted, more, tolerance)
         if fits:
@@ -37,17 +39,15 @@ def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float)
             return Found({"advantage": part}, f"{part}{said}", undecided)
         if found := _transformed(columns, wanted, more, tolerance, said):
             return found
-    return _none(*nearest, wanted, data)
+    return Found({}, told, {})
 
 
 def _inputs(data: Mapping[str, Tensor], more: Options) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """What the estimator may have read: rewards with or without a KL, in groups, or in all rows of a part."""
     mask = data["response_mask"]
     base = {name: x for name, x in data.items() if name != "advantages"}
-    base = {name: x.double() if x.is_floating_point() else x for name, x in base.items()}
-    scores = base.get("shaped_scores", base.get("scores"))
-    if "rewards" not in base:
-        base["rewards"] = at_last_token(scores, mask) if scores is not None else torch.zeros(mask.shape).double()
+    scores = base.get("shaped_scores", base.get("scores", torch.zeros(len(mask))))
+    base = {"rewards": at_last_token(scores, mask), **base}
     yield "", base
     for coefficient, kind in product(more.get("kl_in_reward", ()), get_args(Estimator)):
         policies = base["old_log_probs"], base["ref_log_probs"]
@@ -83,7 +83,7 @@ def _transformed(
 ) -> Found | None:
     """An estimator with a transform after it, such as whitening. The sign and the order of most tokens stay."""
     mask = columns["response_mask"]
-    y = wanted[mask] - wanted[mask].mean()
+    y = wanted[mask].double() - wanted[mask].double().mean()
     readable = {**columns, "advantages": wanted}
     for fn, values, result in _coarse(columns, more, mask):
         x = result[mask] - result[mask].mean()
@@ -104,18 +104,19 @@ def _transformed(
 
 
 def _call(fn: Any, columns: Mapping[str, Tensor], values: Mapping[str, Any], mask: Tensor) -> Tensor | None:
-    """The result per token; None if the hyperparameters or the columns do not fit together."""
+    """The result per token, in float64; None if the hyperparameters or the columns do not fit together."""
+    own = {*signature(fn).parameters, "trajectory_ids"} & columns.keys()
+    read = {name: x.double() if (x := columns[name]).is_floating_point() else x for name in own}
     try:
-        result = use(fn)(columns, **values)
+        result = use(fn)(read, **values)
     except (ValueError, TypeError):
         return None
     return result.double() if isinstance(result, Tensor) and result.shape == mask.shape else None
 
 
-def _none(apart: float, said: str, result: Tensor, wanted: Tensor, data: Mapping[str, Tensor]) -> Found:
+def _none(apart: float, said: str, result: Tensor, wanted: Tensor, data: Mapping[str, Tensor]) -> str:
     off = (result - wanted).abs()
     row, position = divmod(int(off.argmax()), off.shape[1])
     group = f", group {int(data['group_ids'][row])}" if "group_ids" in data else ""
     numbers = f"{float(wanted[row, position]):.6g}, not {float(result[row, position]):.6g}"
-    said = f"none; the nearest is {said}, which differs by {apart:.2%} at row {row}{group}, token {position}: {numbers}"
-    return Found({}, said, {})
+    return f"none; the nearest is {said}, which differs by {apart:.2%} at row {row}{group}, token {position}: {numbers}"

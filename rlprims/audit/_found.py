@@ -58,7 +58,7 @@ def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
 
 def difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference, relative to the largest number wanted; infinite if one of them is not finite."""
-    apart = (found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
+    apart = (found - wanted).abs_().max() / torch.maximum(wanted.max(), -wanted.min()).clamp(min=1e-30)
     return float(apart.nan_to_num(nan=torch.inf))
 
 

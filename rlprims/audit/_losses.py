@@ -11,15 +11,14 @@ from rlprims import advantage, losses
 from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, token_weights, use
 from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms, policy_losses, weightings
 from rlprims.audit._found import Found, changed, difference, plain, worded
-from rlprims.grouping import dense_ids
 
 _EXACT = 1e-4
 Data: TypeAlias = Mapping[str, Tensor]
-Tried: TypeAlias = "tuple[list[BoundFunction], Sequence[Mean], Weighting, Tensor, LossTerm | None, float]"
+Tried: TypeAlias = "tuple[list[BoundFunction], Sequence[Mean], Weighting, LossTerm | None, float]"
 
 
 class Mean(NamedTuple):
-    """A mean as a linear map: the step's loss is the sum of these weights times the losses of the tokens."""
+    """A mean as a linear map: the step's loss is the sum of its row's weight (B, 1) times the loss of each token."""
 
     use: BoundFunction
     over: str
@@ -39,16 +38,14 @@ class Fit(NamedTuple):
 
 def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]:
     """The stages ``loss`` and ``mean``: the formula of ``gradients``, ``losses`` or ``loss``."""
-    data = {name: x.double() if x.is_floating_point() else x for name, x in data.items()}
-    if "rollout_log_probs" in data:  # a trainer with one old policy has the sampler's
-        data = {"old_log_probs": data["rollout_log_probs"], **data}
+    data = {**({"old_log_probs": x} if (x := data.get("rollout_log_probs")) is not None else {}), **data}
     if "log_probs" not in data:
         raise ValueError(f"expected log_probs (B, T) for the losses; the batch has {sorted(data)}")
     kind = next(name for name in ("gradients", "losses", "loss") if name in data)
     if not data[kind].any():
         return {"loss": Found({}, f"cannot be told: all {kind} are 0", {})}
     means = list(_means(data, more))
-    summed = Mean(use(losses.token_sum), "", data["response_mask"].double())
+    summed = Mean(use(losses.token_sum), "", torch.ones(len(data["response_mask"]), 1).double())
     search = _Search(data, kind, [summed] if kind == "losses" else means, more, tolerance)
     terms = loss_terms(data) if kind != "loss" else []  # one number determines no coefficient
     fits: list[Fit] = []
@@ -56,26 +53,28 @@ def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]
     for weighted, extra in product([[first], others], [[], terms]):
         fits = fits or search.fits(weighted, extra)
     stages = {"loss": _said_loss(fits, search.nearest)}
-    if kind == "losses" and "loss" in data:
-        wanted, per_token = float(data["loss"]), data["losses"]
+    per_token = data["losses"].double().where(data["response_mask"], 0.0) if "losses" in data else None
+    if kind == "losses" and per_token is not None and "loss" in data:
+        wanted = float(data["loss"])
         totals = [(mean, float((mean.weights * per_token).sum())) for mean in means]
         fitting = [mean for mean, total in totals if abs(total - wanted) <= tolerance * abs(wanted)]
         fitting = fitting or [long for mean, total in totals if total and (long := _of_length(mean, wanted / total))]
         stages["mean"] = _said_mean(fitting, means, per_token)
     elif kind != "losses" and fits:
         fitting = [fit.mean for fit in fits if fit[0] == fits[0][0] and fit[2:4] == fits[0][2:4]]
-        stages["mean"] = _said_mean(fitting, means, data.get("losses"))
+        stages["mean"] = _said_mean(fitting, means, per_token)
     return stages
 
 
 class _Rows:
     """Some rows of the step, and the numbers that a formula gives for them, in the order of the trainer's."""
 
-    def __init__(self, data: Data, kind: str, rows: Tensor, count: int) -> None:
-        self.data = {name: x[rows] if x.dim() and len(x) == count else x for name, x in data.items()}
+    def __init__(self, data: Data, kind: str, rows: Tensor) -> None:
+        of_rows = {name: x[rows] if x.dim() and len(x) == len(data["response_mask"]) else x for name, x in data.items()}
+        self.data = {name: x.double() if x.is_floating_point() else x for name, x in of_rows.items()}
         self.kind, self.rows, self.mask = kind, rows, self.data["response_mask"]
         self.data["log_probs"] = self.data["log_probs"].clone().requires_grad_(kind == "gradients")
-        self.wanted = data["loss"].reshape(1) if kind == "loss" else self.data[kind][self.mask]
+        self.wanted = self.data["loss"].reshape(1) if kind == "loss" else self.data[kind][self.mask]
 
     def losses(self, policy: BoundFunction) -> Tensor | None:
         """Per token; None if the data or the hyperparameters do not fit, or there is no gradient to compare."""
@@ -87,57 +86,63 @@ class _Rows:
         return per_token if fits and (self.kind != "gradients" or per_token.requires_grad) else None
 
     def column(self, per_token: Tensor, weights: Tensor) -> Tensor:
-        """What the trainer would have computed from these losses."""
-        weights = weights[self.rows]
+        """What the trainer would have computed from these losses, with the weights of these rows."""
+        weights = weights.expand(self.mask.shape)
         if self.kind == "gradients":
             (gradient,) = torch.autograd.grad(per_token, self.data["log_probs"], weights, retain_graph=True)
             return gradient[self.mask]
         weighted = (per_token.detach() * weights)[self.mask]
         return weighted if self.kind == "losses" else weighted.sum().reshape(1)
 
-    def solve(self, policy: Tensor, terms: Tensor | None) -> Iterator[tuple[int, float, float, float]]:
-        """For each term (a column) its number, the policy loss's factor, its coefficient, and the difference left.
 
-        Least squares in two unknowns: [p·p p·t; p·t t·t] (factor, coefficient) = (p·y, t·y).
-        """
-        y, pp, py = self.wanted, policy @ policy, policy @ self.wanted
-        if self.kind == "loss" or terms is None:
-            factor = 1.0 if self.kind == "loss" else _near_one(float(py / pp.clamp(min=1e-300)))
-            yield 0, factor, 0.0, difference(factor * policy, y)
-            return
-        pt, tt, ty = policy @ terms, (terms * terms).sum(0), y @ terms
-        determinant = (pp * tt - pt * pt).clamp(min=1e-300)
-        factors, coefficients = (tt * py - pt * ty) / determinant, (pp * ty - pt * py) / determinant
-        if not pp:  # advantages of 0: the term alone
-            factors, coefficients = torch.ones_like(tt), ty / tt
-        left = (y[:, None] - factors * policy[:, None] - coefficients * terms).norm(dim=0)
-        for i in (left <= 1e-3 * y.norm()).nonzero()[:, 0].tolist():
-            factor, coefficient = _near_one(float(factors[i])), float(coefficients[i])
-            if factor == 1:  # then only the coefficient is unknown
-                coefficient = float((ty[i] - pt[i]) / tt[i])
-            yield i, factor, coefficient, difference(factor * policy + coefficient * terms[:, i], y)
+def _solve(kind: str, y: Tensor, policy: Tensor, terms: Tensor | None) -> Iterator[tuple[int, float, float, float]]:
+    """For each term (a column) its number, the policy loss's factor, its coefficient, and the difference left.
+
+    Least squares in two unknowns: [p·p p·t; p·t t·t] (factor, coefficient) = (p·y, t·y).
+    """
+    pp, py = policy @ policy, policy @ y
+    if kind == "loss" or terms is None:
+        factor = 1.0 if kind == "loss" else _near_one(float(py / pp.clamp(min=1e-300)))
+        yield 0, factor, 0.0, difference(factor * policy, y)
+        return
+    pt, tt, ty = policy @ terms, (terms * terms).sum(0), y @ terms
+    determinant = (pp * tt - pt * pt).clamp(min=1e-300)
+    factors, coefficients = (tt * py - pt * ty) / determinant, (pp * ty - pt * py) / determinant
+    if not pp:  # advantages of 0: the term alone
+        factors, coefficients = torch.ones_like(tt), ty / tt
+    left = (y[:, None] - factors * policy[:, None] - coefficients * terms).norm(dim=0)
+    for i in (left <= 1e-3 * y.norm()).nonzero()[:, 0].tolist():
+        factor, coefficient = _near_one(float(factors[i])), float(coefficients[i])
+        if factor == 1:  # then only the coefficient is unknown
+            coefficient = float((ty[i] - pt[i]) / tt[i])
+        yield i, factor, coefficient, difference(factor * policy + coefficient * terms[:, i], y)
 
 
 class _Search:
     """All formulas, tried first on the groups with the largest ratios, and then on all rows."""
 
     def __init__(self, data: Data, kind: str, means: Sequence[Mean], more: Options, tolerance: float) -> None:
-        everything = torch.arange(len(data["response_mask"]))
-        self.whole = _Rows(data, kind, everything, len(everything))
-        few = everything if kind == "loss" else _telling_rows(data)
-        self.few = _Rows(data, kind, few, len(everything)) if len(few) < len(everything) else self.whole
         self.data, self.kind, self.more, self.tolerance = data, kind, more, tolerance
+        few = torch.arange(len(data["response_mask"])) if kind == "loss" else _telling_rows(data)
+        self.few = _Rows(data, kind, few)
         self.nearest: tuple[float, BoundFunction | None] = (torch.inf, None)
         self.directions = _directions(means) if kind == "gradients" else [[mean] for mean in means]
+
+    def parts(self) -> Iterator[_Rows]:
+        """All rows, some whole groups at a time."""
+        rows = len(self.data["response_mask"])
+        ids = self.data.get("group_ids", torch.arange(rows))
+        parts = 1 if len(self.few.rows) == rows else min(16, int(ids.max()) + 1)
+        return (_Rows(self.data, self.kind, (ids % parts == part).nonzero()[:, 0]) for part in range(parts))
 
     def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
         """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
         found: list[Fit] = []
-        for alike, means, weighting, factor, term, apart in self._tried(weighted, terms):
+        for alike, means, weighting, term, apart in self._tried(weighted, terms):
             if apart < self.nearest[0]:
                 self.nearest = apart, alike[0]
             for policy in alike if apart <= self.tolerance else ():
-                found += self._on_all(policy, means, weighting, factor, term)
+                found += self._on_all(policy, means, weighting, term)
         counts = [count for fit in found if (count := _count_of(fit.factor))]
         if counts:
             found = [fit for fit in found if _count_of(fit.factor) == min(counts)]
@@ -147,14 +152,14 @@ class _Search:
 
     def _tried(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> Iterator[Tried]:
         """Every formula on a few rows, with its difference."""
-        factors = [(weighting, self._factor(weighting)) for weighting in weighted]
+        factors = [(weighting, self._factor(weighting)[self.few.rows]) for weighting in weighted]
         columns = [[self._term(term, means[0], self.few) for term in terms] for means in self.directions]
         directions = [(d, torch.stack(c, 1) if c else None) for d, c in zip(self.directions, columns, strict=True)]
         for per_token, alike in (each for fn in policy_losses(self.data) for each in self._distinct(fn)):
             for (means, of_terms), (weighting, factor) in product(directions, factors):
-                of_policy = self.few.column(per_token, means[0].weights * factor)
-                for number, _, _, apart in self.few.solve(of_policy, of_terms):
-                    yield alike, means, weighting, factor, terms[number] if terms else None, apart
+                of_policy = self.few.column(per_token, means[0].weights[self.few.rows] * factor)
+                for number, _, _, apart in _solve(self.kind, self.few.wanted, of_policy, of_terms):
+                    yield alike, means, weighting, terms[number] if terms else None, apart
 
     def _distinct(self, fn: Any) -> list[tuple[Tensor, list[BoundFunction]]]:
         """Its losses per token on a few rows, with all of its uses that give them."""
@@ -162,20 +167,24 @@ class _Search:
         for policy in (use(fn, **values) for values in candidates(fn, self.more)):
             per_token = self.few.losses(policy)
             if per_token is not None:
-                column = self.few.column(per_token, self.directions[0][0].weights) if self.kind != "loss" else per_token
+                weights = self.directions[0][0].weights[self.few.rows]
+                column = self.few.column(per_token, weights) if self.kind != "loss" else per_token
                 key = column.detach().numpy().tobytes()
                 alike.setdefault(key, (per_token, []))[1].append(policy)
         return list(alike.values())
 
     def _on_all(
-        self, policy: BoundFunction, means: Sequence[Mean], weighting: Weighting, factor: Tensor, term: LossTerm | None
+        self, policy: BoundFunction, means: Sequence[Mean], weighting: Weighting, term: LossTerm | None
     ) -> Iterator[Fit]:
         """The fit on all rows, under each of the means that differ by a factor only."""
-        per_token = self.whole.losses(policy)
-        assert per_token is not None
-        column = self.whole.column(per_token, means[0].weights * factor)
-        chosen = None if term is None else self._term(term, means[0], self.whole)[:, None]
-        for _, scale, coefficient, apart in self.whole.solve(column, chosen):
+        factor, columns = self._factor(weighting), []
+        for rows in self.parts():
+            per_token = rows.losses(policy)
+            assert per_token is not None
+            column = rows.column(per_token, means[0].weights[rows.rows] * factor[rows.rows])
+            columns.append((rows.wanted, column, *([] if term is None else [self._term(term, means[0], rows)])))
+        wanted, column, *chosen = (torch.cat(each) for each in zip(*columns, strict=True))
+        for _, scale, coefficient, apart in _solve(self.kind, wanted, column, chosen[0][:, None] if chosen else None):
             for mean in means if apart <= self.tolerance else ():
                 ratio = float(means[0].weights.sum() / mean.weights.sum())
                 own, of_term = _near_one(scale * ratio), coefficient * ratio
@@ -187,8 +196,8 @@ class _Search:
         """The numbers of a term with coefficient 1, in some rows; a mean or a selection of its own is over the step."""
         spec = _spec(policy_coefficient=0.0, policy_loss=use(losses.nll), loss_terms=[term], aggregation=mean.use)
         of_step = not term.is_beside_the_policy or term.tokens is not None
-        read = self.whole if of_step else rows
-        data = {**read.data, **(token_weights(spec, self.data) if of_step else {})}
+        read = _Rows(self.data, self.kind, torch.arange(len(mean.weights))) if of_step else rows
+        data = {**read.data, **(token_weights(spec, read.data) if of_step else {})}
         part = objective_parts(spec)[-1]
         per_token = part.losses(data)
         column = torch.zeros_like(per_token)
@@ -203,9 +212,9 @@ class _Search:
     def _factor(self, weighting: Weighting) -> Tensor:
         """The weights of corrections and selections over the step; those of the batch if it has them."""
         if "loss_weights" in self.data:
-            return self.data["loss_weights"]
+            return self.data["loss_weights"].double()
         spec = _spec(corrections=weighting[0], token_selection=weighting[1])
-        return token_weights(spec, self.data).get("loss_weights", torch.ones_like(self.data["log_probs"])).double()
+        return token_weights(spec, self.data).get("loss_weights", torch.ones(len(self.data["log_probs"]), 1)).double()
 
 
 def _near_one(factor: float) -> float:
@@ -266,14 +275,14 @@ def _means(data: Data, more: Options) -> Iterator[Mean]:
         groupings |= {said: data[name].long()} if name in data else {}
     for over, ids in groupings.items():
         for part in parts:
-            weights = torch.zeros(mask.shape, dtype=torch.float64)
+            weights = torch.zeros(len(mask), 1, dtype=torch.float64)
             numbers = sorted(set(ids.tolist()))
             for number in numbers:
                 rows = (ids == number).nonzero()[:, 0]
                 x = torch.zeros(len(rows), mask.shape[1], dtype=torch.float64, requires_grad=True)
-                labels = {name: dense_ids(data[name][rows]) for name in ("group_ids", "trajectory_ids") if name in data}
-                total = part({**labels, "losses": x, "response_mask": mask[rows]})
-                weights[rows] = torch.autograd.grad(total, x)[0]
+                columns = {name: data[name][rows] for name in ("group_ids", "trajectory_ids") if name in data}
+                total = part({**columns, "losses": x, "response_mask": mask[rows]})
+                weights[rows] = torch.autograd.grad(total, x)[0].amax(1, keepdim=True)
             yield Mean(part, over, weights / len(numbers))
 
 

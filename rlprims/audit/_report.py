@@ -8,7 +8,6 @@ from rlprims._described import formula_of
 from rlprims.algorithms import BoundFunction
 from rlprims.audit._checks import CHECKS, check
 from rlprims.audit._finding import Checked, Finding
-from rlprims.audit._found import Found
 from rlprims.audit._identify import Identified, identify
 from rlprims.data_proto import DataProto
 
@@ -34,27 +33,20 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the docstrings of the formulas, and of the checks that found something."""
         findings = [asdict(x) | {"explanation": formula_of(CHECKS[x.code])} for x in self.checked.findings]
-        stages = {stage: _plain(found) for stage, found in self.identified.stages.items()}
+        stages = {}
+        for stage, found in self.identified.stages.items():
+            parts = [x for part in found.parts.values() for x in (part if isinstance(part, tuple) else (part,))]
+            used = [x for x in (getattr(part, "loss", part) for part in parts) if isinstance(x, BoundFunction)]
+            undecided = {name: list(map(str, values)) for name, values in found.undecided.items()}
+            sources = {part.path: formula_of(part.fn) for part in used}
+            stages[stage] = {"said": found.said, "undecided": undecided, "sources": sources}
         return {"stages": stages, "findings": findings, "not_told": dict(self.checked.silent)}
 
 
-def _plain(found: Found) -> dict[str, Any]:
-    undecided = {name: [str(value) for value in values] for name, values in found.undecided.items()}
-    parts = [x for part in found.parts.values() for x in (part if isinstance(part, tuple) else (part,))]
-    used = [x for x in (getattr(part, "loss", part) for part in parts) if isinstance(x, BoundFunction)]
-    return {"said": found.said, "undecided": undecided, "sources": {part.path: formula_of(part.fn) for part in used}}
-
-
-def report(
-    batch: DataProto | Mapping[str, Any], *, tokenizer: Any = None, tolerance: float = 1e-5, **settings: Any
-) -> Report:
-    """What :func:`check` and :func:`identify`, with its other ``settings``, say of a step; without results no formulas.
-
-    Raises:
-        ValueError: the batch has no ``response_mask``, or a column of another shape.
-    """
+def report(batch: DataProto | Mapping[str, Any], *, tokenizer: Any = None, **settings: Any) -> Report:
+    """What :func:`check` and :func:`identify`, with its ``settings``, say of a step; without results no formulas."""
     checked = check(batch, tokenizer=tokenizer)
     try:
-        return Report(identify(batch, tolerance=tolerance, **settings), checked)
+        return Report(identify(batch, **settings), checked)
     except ValueError as error:
         return Report(Identified({}, 0), Checked(checked.findings, {"formulas": str(error), **checked.silent}))

@@ -11,15 +11,9 @@ from rlprims.data_proto import DataProto
 from rlprims.lab._rollouts import _batch, _lines, _record, load_trl, load_verl, words
 from rlprims.runs.records import read_rollouts
 
-_OF_STEP = {"loss", "temperature"}  # a file of rows repeats them in each
-
 
 def load_step(path: Path, step: int | None = None) -> dict[str, Any]:
-    """The columns of a step: a saved ``DataProto``, tensors, rows (ours, dumped by verl, logged by TRL), or of a run.
-
-    Raises:
-        ValueError: no such file or step, a pickle, another kind of file, or a damaged one.
-    """
+    """The columns of a step: a saved ``DataProto``, tensors, rows (ours, verl's dump, TRL's log), or of a run."""
     if path.is_dir():
         return _fields(_recorded(path, step))
     if step is not None or not path.is_file():
@@ -34,34 +28,28 @@ def load_step(path: Path, step: int | None = None) -> dict[str, Any]:
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
     if head.startswith((b"PK", b"\x80")):
-        wanted = "safetensors.torch.save_file(columns, FILE), or with DataProto.save of rlprims"
-        raise ValueError(f"{path} is a pickle, which runs code when it is read: write the step with {wanted}")
+        raise ValueError(f"{path} is a pickle, which runs code when it is read: save it with safetensors.torch")
     rows = _lines(path)
-    names = set(rows[0]) if rows else set()
-    if "completion" in names:
-        logged = load_trl(rows)
-        return _fields(logged.rename("trl_advantages", "advantages") if "trl_advantages" in logged else logged)
-    return _fields(load_verl(path) if {"input", "output"} <= names else _batch(rows, str(path), words))
+    if rows and {"input", "output"} <= rows[0].keys():
+        return _fields(load_verl(path))
+    return _fields(load_trl(rows) if rows and "completion" in rows[0] else _batch(rows, str(path), words))
 
 
 def _recorded(run: Path, step: int | None) -> DataProto:
     """The rows that were trained on, with their recorded advantages."""
     rows = [row for row in read_rollouts(run, step) if row.advantages is not None and not row.is_left_out]
-    if not rows:
-        raise ValueError(f"{run}: no row of this step was trained on: choose another by --step")
     numbers = dict.fromkeys(name for row in rows for name, x in row.columns.items() if isinstance(x, int | float))
     records = [_record(row, any(row.turn_ids for row in rows), numbers) for row in rows]
     for row, record in zip(rows, records, strict=True):
         record["advantages"] = [value or 0.0 for value in row.advantages or ()]
-        record |= {} if row.shaped_score is None else {"shaped_scores": row.shaped_score}
-    return _batch(records, str(run), words)
+        record["shaped_scores"] = row.score if row.shaped_score is None else row.shaped_score
+    return _batch(records, f"{run}, the trained rows of its step", words)
 
 
 def _fields(data: DataProto) -> dict[str, Any]:
     """All fields by name; a number of the step in the place of a column that repeats it."""
-    columns = {} if data.batch is None else dict(data.batch.items())
-    fields = {**data.meta_info, **columns, **data.non_tensor_batch}
-    for name in _OF_STEP & fields.keys():
+    fields = {**data.meta_info, **dict(data.batch.items() if data.batch is not None else ()), **data.non_tensor_batch}
+    for name in {"loss", "temperature"} & fields.keys():
         value = torch.as_tensor(fields[name]).double().flatten()
         if not (value == value[0]).all():
             raise ValueError(f"{name} differs between rows, expected one number of the step")

@@ -42,38 +42,33 @@ def write_step_page(
             break
         groups.setdefault(recorded.group, {**group_of(recorded), "rows": []})["rows"].append(entry)
     told = json.loads(visible(json.dumps(report.to_json(), ensure_ascii=False)))
-    steps = [{"step": 0, "groups": list(groups.values())}]
-    return embed({"run": visible(title), "steps": steps, "notes": notes, "audit": told}, out)
+    step = {"step": 0, "groups": list(groups.values())}
+    return embed({"run": visible(title), "steps": [step], "notes": notes, "audit": told}, out)
 
 
-def _record(
-    data: Mapping[str, Tensor], texts: Any, row: int, codes: Mapping[int, list[str]], tokenizer: Any
-) -> dict[str, Any]:
+def _record(data: Mapping[str, Tensor], texts: Any, row: int, codes: Any, tokenizer: Any) -> dict[str, Any]:
     """A row as a run records it, up to the last token that is learned, read or marked."""
-    mask = data["response_mask"]
-    width = mask.shape[1]
+
+    def column(*names: str) -> list[Any] | None:
+        return next((data[name][row].tolist() for name in names if name in data), None)
+
+    mask, pad = data["response_mask"], getattr(tokenizer, "pad_token", None) or "\0"
+    decode, width = "{} ".format if tokenizer is None else tokenizer.decode, mask.shape[1]
     seen = mask[row] | data.get("attention_mask", mask)[row, -width:].bool()
     stop = 1 + max([*seen.nonzero().flatten().tolist(), *codes], default=-1)
-    ids = next((data[n][row, -width:] for n in ("responses", "completion_ids", "input_ids") if n in data), None)
-    tokens = [f"{at} " for at in range(width)] if ids is None else [_text(x, tokenizer) for x in ids[:, None]]
-    if "response_tokens" in texts:
-        tokens = [*texts["response_tokens"][row], *[""] * width]
-    prompt = next((data[name][row] for name in ("prompts", "prompt_ids") if name in data), None)
-    policies = [data[n][row, :stop] for n in ("log_probs", "old_log_probs", "rollout_log_probs") if n in data]
+    ids = column("responses", "completion_ids", "input_ids") or range(width)
+    tokens = texts["response_tokens"][row] if "response_tokens" in texts else map(decode, ids[-width:])
+    prompt = (
+        texts["prompt"][row] if "prompt" in texts else decode(column("prompts", "prompt_ids") or []).replace(pad, "")
+    )
+    policy, advantages = column("log_probs", "old_log_probs", "rollout_log_probs"), column("advantages")
     return {
-        "prompt": texts["prompt"][row] if "prompt" in texts else _text(prompt, tokenizer),
-        "response_tokens": tokens[:stop],
-        "rollout_log_probs": policies[0].tolist() if policies else None,
-        "advantages": data["advantages"][row, :stop].tolist() if "advantages" in data else None,
+        "prompt": prompt,
+        "response_tokens": [*tokens, *[""] * width][:stop],
+        "rollout_log_probs": policy and policy[:stop],
+        "advantages": advantages and advantages[:stop],
         "group": int(data["group_ids"][row]) if "group_ids" in data else row,
         "sample_id": row,
         "score": float(data["scores"][row]) if "scores" in data else None,
         "finding": " ".join(codes.get(-1, ())),
     }
-
-
-def _text(ids: Tensor | None, tokenizer: Any) -> str:
-    """Decoded, without padding; or the ids themselves."""
-    if ids is None or tokenizer is None:
-        return "" if ids is None else "".join(f"{token} " for token in ids.tolist())
-    return str(tokenizer.decode(ids[ids != tokenizer.pad_token_id] if len(ids) > 1 else ids))

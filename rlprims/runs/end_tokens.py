@@ -7,26 +7,16 @@ from rlprims._storage import local_copy
 from rlprims.turns.tokens import Chat, encode
 
 
-def tokenizer_of(model: str) -> Any:
-    """The tokenizer in a folder or at a url, with or without a model."""
-    from transformers import AutoTokenizer
-
-    return _loaded(AutoTokenizer, local_copy(model, weights=False))
-
-
-def _loaded(kind: Any, model: str) -> Any:
-    try:
-        return kind.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot load {model!r}: {str(error).splitlines()[0]}") from None
-
-
 def load_end_tokens(model: str) -> tuple[Any, list[int]]:
     """The tokenizer of a model, and the tokens that end a response according to its generation config."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     model = local_copy(model, weights=False)
-    tokenizer, config = tokenizer_of(model), _loaded(AutoConfig, model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot load {model!r}: {str(error).splitlines()[0]}") from None
     try:
         settings = GenerationConfig.from_pretrained(model)
     except OSError:  # without the file, transformers uses the model's config

@@ -132,7 +132,6 @@ def by_group(rows: Sequence[RecordedRow]) -> list[list[RecordedRow]]:
 
 
 def row_of(record: Any, step: int) -> RecordedRow:
-    """The row of a recorded line; ``ValueError`` if its fields do not fit."""
     if not isinstance(record, dict):
         raise ValueError("expected a JSON object")
     text = {key: str(record.pop(key, None) or "") for key in ("prompt", "response", "data_source", "status")}

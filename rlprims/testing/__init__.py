@@ -13,8 +13,6 @@ primitive's kind. Others test that every transform of torch works: ``grad``, ``j
 derivatives, one compiled graph for all batch sizes, ``torch.export``, FakeTensors, subclasses and DTensors. A function
 with a parameter ``vocab``, ``all_reduce_rows``, ``shard`` or ``all_reduce`` must give the same result on several ranks
 as on one. ``effort="quick"`` leaves out the compiler and FakeTensors, ``effort="thorough"`` adds the slow laws.
-
-:func:`assert_step` compares a step of a trainer of your own with an algorithm.
 """
 
 from rlprims.testing._checks import (

@@ -116,11 +116,7 @@ class Config(SamplingSettings):
         description="a step ends the run if mismatch_max is above 0.02 nats (float16: 0.6, bfloat16: 3) or "
         "mismatch_ess below 0.9, of tokens of the newest weights; false: a warning in the terminal",
     )
-    audit: bool = Field(
-        default=False,
-        description="name the formulas of the first step, and after a resume of the next one, and what is wrong in it: "
-        "audit.html and audit.json in the run's directory",
-    )
+    audit: bool = Field(default=False, description="write the first step's formulas and errors: audit.html, audit.json")
     old_groups: OldGroupsConfig = OldGroupsConfig()
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -105,9 +105,8 @@ class AuditedStep:
         if not self.is_done:
             report, page = audit.report(step.batch, tokenizer=self.tokenizer), self.run.path / "audit.html"
             self.run.write_json("audit.json", report.to_json())
+            title, warning = f"step {step.number} of {self.run.path.name}", "warning: " * bool(report.errors)
             with writing(page):
-                title = f"step {step.number} of {self.run.path.name}"
                 write_step_page(step.batch, report, page, tokenizer=self.tokenizer, title=title)
-            found = f"audit of step {step.number}: {page}\n{report}"
-            self.console.print(f"warning: {found}" if report.errors else found, style="yellow" if report.errors else "")
+            self.console.print(f"{warning}audit of {title}: {page}\n{report}", highlight=False, soft_wrap=True)
         self.is_done = True

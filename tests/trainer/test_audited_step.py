@@ -21,13 +21,13 @@ def test_the_first_step_is_named_and_after_a_resume_the_next(
     rlprims("train", write_config(settings), "steps=2", "audit=true")
     said = capsys.readouterr().out
     assert said.count("audit of step") == 1
-    assert "audit of step 1: " in said
+    assert "audit of step 1 of run: " in said
     told = json.loads((run / "audit.json").read_text())
     assert told["stages"]["advantages"]["said"].startswith("advantage.grpo")
     assert [finding for finding in told["findings"] if finding["severity"] == "error"] == []
     assert "step 1 of run" in (run / "audit.html").read_text()
     rlprims("resume", run, "steps=3")
-    assert "audit of step 3: " in capsys.readouterr().out
+    assert "audit of step 3 of run: " in capsys.readouterr().out
     assert "step 3 of run" in (run / "audit.html").read_text()
     assert main(["audit", str(run)]) == 0
     assert "advantages: advantage.grpo" in capsys.readouterr().out
