@@ -34,11 +34,19 @@ def load_processor(path: str) -> Any:
 
 def _for_images(of_all: Any) -> Any:
     """The class without its processor of videos, which transformers loads only where torchvision is installed."""
+    from transformers import ProcessorMixin
+
+    class WithoutVideos(ProcessorMixin):  # type: ignore[misc]
+        video_processor = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks before it looks for a video
+
+        def __init__(self, *args: Any, video_processor: Any = None, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
     names = of_all.get_attributes()
     left_out = [name for name in names if name == "video_processor"]
     rest = classmethod(lambda cls: [name for name in names if name not in left_out])
-    unread = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks for them before it looks for a video
-    return type(of_all.__name__, (of_all,), {"get_attributes": rest, "left_out": left_out, "video_processor": unread})
+    bases = (of_all, WithoutVideos) if left_out else (of_all,)
+    return type(of_all.__name__, bases, {"get_attributes": rest, "left_out": left_out})
 
 
 def prompt(
