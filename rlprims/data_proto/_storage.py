@@ -232,6 +232,11 @@ def _json(value: Any, tensors: list[Tensor], where: str) -> Any:
 
 def _encode_array(array: Any, tensors: list[Tensor], where: str) -> dict[str, Any]:
     if array.dtype == object:
+        shared = {id(cell): cell for cell in array.flat if type(cell) is tuple}
+        if array.ndim == 1 and len(shared) < len(array) and all(type(cell) is tuple for cell in array):  # as images are
+            at = {key: i for i, key in enumerate(shared)}
+            cells = [_encode(cell, tensors, where) for cell in shared.values()]
+            return {"$shared": [cells, [at[id(cell)] for cell in array]]}
         rows = np.indices(array.shape)[0].ravel() if array.ndim else [0]
         cells = [_encode(cell, tensors, f"{where}, row {row}") for row, cell in zip(rows, array.flat, strict=True)]
         return {"$objects": [list(array.shape), cells]}
@@ -271,6 +276,9 @@ def _decode(value: Any, tensors: list[Tensor]) -> Any:
             return tensors[content] if kind == "$tensor" else tensors[content].numpy()
         case "$strings" if re.fullmatch(r"[<>]U\d{1,9}", content[0]):
             return _strings(content[0], content[1], tensors[content[2]])
+        case "$shared":
+            cells = [_decode(cell, tensors) for cell in content[0]]
+            return object_array([cells[i] for i in content[1]])
         case "$objects":
             return object_array([_decode(cell, tensors) for cell in content[1]]).reshape(content[0])
     raise BatchError(f"unknown content {kind!r}")

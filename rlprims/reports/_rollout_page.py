@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from rlprims.reports._visible import visible
 from rlprims.runs.records import RecordedRow, file_of, parsed, recorded_steps
 
-_MOST_BYTES = 64_000_000
+_MOST_BYTES, _LARGEST_IMAGE = 64_000_000, 2_000_000
+_BASE64 = re.compile("[A-Za-z0-9+/]*={0,2}")
 
 
 def write_page(
@@ -82,7 +84,8 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
 def _group(row: RecordedRow) -> dict[str, Any]:
     texts = {"prompt": row.prompt, "answer": row.answer, "source": row.data_source}
     shown = {name: visible(text) for name, text in texts.items()}
-    return {"id": row.group, **shown, "greedy": _short(row.baseline_score), "rows": []}
+    images = [image for image in row.images if len(image) <= _LARGEST_IMAGE and _BASE64.fullmatch(image)]
+    return {"id": row.group, **shown, "images": images, "greedy": _short(row.baseline_score), "rows": []}
 
 
 def _response(row: RecordedRow) -> dict[str, Any]:

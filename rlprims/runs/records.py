@@ -1,5 +1,6 @@
 """Recorded rollouts, read back from a run directory."""
 
+import base64
 import gzip
 import json
 import math
@@ -34,6 +35,7 @@ class RecordedRow:
         turn_ids: of an episode, the turn of each token; empty for a single response.
         observed: of an episode, whether each token was read and not sampled.
         turn_rewards: the reward of each turn, by its number.
+        images: of the prompt, in base64; only in the first row of a group.
     """
 
     step: int
@@ -58,6 +60,7 @@ class RecordedRow:
     turn_ids: list[int] = field(default_factory=list)
     observed: list[bool] = field(default_factory=list)
     turn_rewards: dict[int, float] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list, repr=False)
 
     @property
     def is_left_out(self) -> bool:
@@ -143,6 +146,7 @@ def _row(record: Any, step: int) -> RecordedRow:
     earned = record.pop("turn_rewards", None) or {}
     if not isinstance(earned, dict):
         raise ValueError("turn_rewards is no object")
+    images = _list(record.pop("images", None) or [], "images")
     record.pop("kept", None)  # too many ids to show; only a replay reads them
     advantages, truncated = per_token["advantages"], record.pop("truncated", None)
     ended = "" if truncated is None else "length" if truncated else "stop"  # in records without ``ended``
@@ -166,6 +170,7 @@ def _row(record: Any, step: int) -> RecordedRow:
         turn_ids=[int(turn) for turn in per_token["turn_ids"] or []],
         observed=[bool(read) for read in per_token["observation"] or []],
         turn_rewards={int(turn): float(reward) for turn, reward in earned.items()},
+        images=[str(image) for image in images],
     )
 
 
@@ -185,12 +190,13 @@ _OTHER = "columns/"
 """The beginning of a recorded column whose name is that of a field of its own, such as a verifier's ``status``."""
 _FIELDS = {
     *("step", "score", "status", "truncated", "prompt_ids", "response_ids", "response_tokens", "rollout_log_probs"),
-    *("old_log_probs", "advantages", "kept", "turn_ids", "observation", "turn_rewards", *_TEXTS, *_INTERNAL),
+    *("old_log_probs", "advantages", "kept", "turn_ids", "observation", "turn_rewards", "images", *_TEXTS, *_INTERNAL),
 }
 
 
 def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
     numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
+    begins = [("images" in rows) and group not in rows["group"][:i] for i, group in enumerate(rows["group"])]
     for i in range(len(rows)):
         mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # in an episode also the tokens that it read
         ids = rows["responses"][i][mask].tolist()
@@ -221,6 +227,7 @@ def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int
             **old,
             "advantages": advantages,
             **kept,
+            **({"images": [base64.b64encode(image).decode() for image in rows["images"][i]]} if begins[i] else {}),
             **(_turns(rows, i, mask) if "turn_rewards" in rows else {}),
         }
 

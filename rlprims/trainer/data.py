@@ -191,7 +191,8 @@ class Reader:
         """The question with bare image parts, the row without its images, and these."""
         config, path = self.config, self.fields.paths["question"]
         column = value_at(row, config.images) if config.images else MISSING
-        if column in (MISSING, None, []) and not has_image_parts(question):
+        column = None if column is MISSING else column or []
+        if not (column or has_image_parts(question) or (column == [] and "<image>" in str(question))):
             return question, row, ()
         from rlprims.vision.images import read_images
         from rlprims.vision.messages import split_images
@@ -204,7 +205,7 @@ class Reader:
             raise ValueError("the row has images, and data.teacher_template writes texts: leave it out")
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
         read = partial(read_images, folder=folder, http=config.images_from == "http")
-        messages, images = split_images(messages, None if column is MISSING else column, read)
+        messages, images = split_images(messages, column, read)
         rest = {name: value for name, value in row.items() if name != config.images}
         return messages, rest | ({path: messages} if is_chat(row.get(path)) else {}), images
 

@@ -164,21 +164,21 @@ class Chat:
     def _wants_parts(self) -> bool:
         """Whether the template writes only texts that are parts, as some of models with vision do."""
         has_types = "type" in str(getattr(self.tokenizer, "chat_template", ""))
-        return has_types and MARK not in (self._tried([{"role": "user", "content": MARK}]) or MARK)
+        return has_types and MARK not in self._tried([{"role": "user", "content": MARK}], failed=MARK)
 
     @cached_property
     def _writes_null(self) -> bool:
         """Whether the template writes None for a content that is null."""
         call = {"type": "function", "function": {"name": "f", "arguments": {}}}
         chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-        return "None" in (self._tried(chat) or "None")
+        return "None" in self._tried(chat, failed="None")
 
-    def _tried(self, chat: list[Any]) -> str | None:
-        """The text of a chat; None if the template raises, such as a TypeError from null + text."""
+    def _tried(self, chat: list[Any], failed: str) -> str:
+        """The text of a chat; ``failed`` if the template raises, such as a TypeError from null + text."""
         try:
             return str(self.tokenizer.apply_chat_template(chat, tokenize=False, **self.arguments))
         except Exception:
-            return None
+            return failed
 
 
 def has_image_parts(messages: Any) -> bool:

@@ -12,8 +12,7 @@ from rlprims._extras import hint
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others, such as EPS, start programs
 MOST_SIDE, MOST_BYTES = 16_384, 2**26  # the limit of an area is PIL.Image.MAX_IMAGE_PIXELS
-KEYS = ("bytes", "image", "path", "url", "base64", "image_url")
-"""The keys under which an object has an image; the first that it has is read."""
+KEYS = ("bytes", "image", "path", "url", "base64", "image_url")  # of an object that has an image; the first is read
 
 
 def read_images(value: Any, folder: Path, *, http: bool = False) -> tuple[bytes, ...]:

@@ -6,20 +6,18 @@ from typing import Any
 from rlprims.turns.tokens import is_image_part
 from rlprims.vision.images import KEYS
 
-MARK = "<image>"
-"""The place of an image in a text, as in verl's rows."""
+MARK = "<image>"  # the place of an image in a text of verl's rows
 _PART = {"type": "image"}
 
 
 def split_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any]) -> tuple[list[Any], tuple[Any, ...]]:
     """The messages with ``{"type": "image"}`` where an image is, and the images in their order.
 
-    A part has its image itself, or it takes the next one of ``column``, as a mark ``<image>`` does. If there are no
-    parts and marks, the images of the column come before the text of the user's first message. ``read`` is
-    :func:`rlprims.vision.images.read_images` of a folder.
+    A part has its image itself, or it takes the next one of ``column``. So do marks ``<image>``, unless there is no
+    column, None. Without parts and marks the images of the column come before the text of the user's first message.
     """
     given, found = read(column), list[bytes | None]()
-    said = [_split(message, found, read, has_marks=bool(given)) for message in messages]
+    said = [_split(message, found, read, has_marks=column is not None) for message in messages]
     if given and not found:
         first = next((i for i, each in enumerate(said) if isinstance(each, Mapping) and each.get("role") == "user"), 0)
         said[first] = {**said[first], "content": [*[_PART] * len(given), *_parts(said[first].get("content"))]}

@@ -25,8 +25,7 @@ def load_processor(path: str) -> Any:
         config = AutoConfig.from_pretrained(path)
         if type(config) not in PROCESSOR_MAPPING or not hasattr(config, "vision_config"):
             raise ValueError(f"the type {config.model_type} reads text alone")
-        of_images = _for_images(PROCESSOR_MAPPING[type(config)])
-        return of_images.from_pretrained(path, **dict.fromkeys(of_images.left_out))
+        return _for_images(PROCESSOR_MAPPING[type(config)]).from_pretrained(path, video_processor=None)
     except Exception as error:  # of files, of packages that are missing, of a class that is unknown
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"model.path: expected a model with a processor of images, got {path!r}: {reason}") from None
@@ -42,11 +41,9 @@ def _for_images(of_all: Any) -> Any:
         def __init__(self, *args: Any, video_processor: Any = None, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
 
-    names = of_all.get_attributes()
-    left_out = [name for name in names if name == "video_processor"]
-    rest = classmethod(lambda cls: [name for name in names if name not in left_out])
-    bases = (of_all, WithoutVideos) if left_out else (of_all,)
-    return type(of_all.__name__, bases, {"get_attributes": rest, "left_out": left_out})
+    names = [name for name in of_all.get_attributes() if name != "video_processor"]
+    changes = {"get_attributes": classmethod(lambda cls: names)}
+    return type(of_all.__name__, (of_all, WithoutVideos), changes)
 
 
 def prompt(
