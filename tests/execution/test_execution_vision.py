@@ -1,7 +1,5 @@
 """Rows with images: in a batch, sampled and trained they have the numbers that each has alone in transformers."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -29,8 +27,6 @@ ROWS = (
     ("ab{}c", PICTURES[:1]),
 )
 """The second ends with an image. The first, fourth and last have the same tokens, and the fourth another image."""
-LACKS = pytest.mark.skipif(find_spec("torchvision") is None, reason="its processor needs torchvision")
-KINDS = [pytest.param(kind, marks=[LACKS] * (kind in ("gemma4", "mistral3"))) for kind in vision_zoo.KINDS]
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +109,10 @@ def close(actual, expected, atol=1e-5):
 
 
 def test_every_type_has_a_tiny_model():
-    assert {*vision_zoo.KINDS} == {*VISION_MODELS}
+    assert {*vision_zoo.MODELS} == {*VISION_MODELS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_rows_in_a_batch_are_those_alone(saved, kind):
     folder, processor, model = saved(kind)
     batch = batch_of(processor)
@@ -136,7 +132,7 @@ def test_rows_in_a_batch_are_those_alone(saved, kind):
     assert (swapped[1] - expected[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_sampled_rows_are_those_alone(saved, kind):
     """Two samples of each prompt, most of which end before the others."""
     folder, processor, model = saved(kind)
@@ -152,7 +148,7 @@ def test_sampled_rows_are_those_alone(saved, kind):
     close(training.log_probs(batch), batch["rollout_log_probs"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_the_gradient_of_a_row_is_that_alone(saved, kind):
     folder, processor, model = saved(kind)
     batch = batch_of(processor)
@@ -187,7 +183,7 @@ def moved(before, after):
     return {name: float((after[name].detach() - x).abs().max()) for name, x in before.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_a_frozen_part_keeps_its_bits_and_a_trained_one_moves(saved, kind):
     folder, processor, _ = saved(kind)
     batch = batch_of(processor)
@@ -219,7 +215,7 @@ def test_its_learning_rate_is_that_of_its_weights_alone(saved):
 
 
 @pytest.mark.parametrize("vision", ["frozen", "trained"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_a_resumed_run_and_an_exported_model_have_the_same_numbers(saved, kind, vision, tmp_path):
     folder, processor, _ = saved(kind)
     batch = batch_of(processor)

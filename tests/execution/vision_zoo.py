@@ -1,6 +1,7 @@
 """Tiny random models that read images, with their processors, and pictures for them: nothing is downloaded."""
 
 import io
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ EXPERTS = {
     **{"shared_expert_intermediate_size": 16, "decoder_sparse_step": 1},
 }
 
-KINDS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
         "text": {"rope_parameters": MROPE},
         "vision": {**QWEN, "embed_dim": 32},
@@ -207,6 +208,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+NEED_TORCHVISION = ("gemma4", "mistral3")
+"""Their processors are not in transformers without it."""
+KINDS = [kind for kind in MODELS if kind not in NEED_TORCHVISION or find_spec("torchvision")]
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token is one character, or a placeholder."""
     plain = tiny.tokenizer()
@@ -225,7 +231,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save(kind: str, folder: Path, *, seed: int = 0) -> Path:
     """A random model of that ``model_type`` with its processor. Norms and biases are random too, so that they count."""
     processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it writes numbers of videos
-    how, tokens = KINDS[kind], tokenizer()
+    how, tokens = MODELS[kind], tokenizer()
     ids = {
         name: tokens.convert_tokens_to_ids(value) if isinstance(value, str) else value
         for name, value in how.get("config", {}).items()
