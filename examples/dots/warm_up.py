@@ -28,7 +28,7 @@ from processor import build_processor
 from rich.progress import track
 from torch import Tensor
 from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 CONTEXT = 64  # positions the model is built for; the longest text has about 33 tokens
 UPDATES = 800
@@ -87,7 +87,7 @@ def batches(processor: Idefics3Processor, rng: Random, careful: int) -> Iterator
     """Endless batches of a pool of pictures with fresh text of the teacher, who is not confused in the first ones."""
     problems = [problem(rng) for _ in range(PICTURES)]
     pixels = processor.image_processor([[one.picture()] for one in problems], return_tensors="pt")
-    chats = [[{"role": "user", "content": [{"type": "text", "text": p.question}, {"type": "image"}]}] for p in problems]
+    chats = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": p.question}]}] for p in problems]
     texts = [processor.apply_chat_template(chat, tokenize=False) for chat in chats]
     asked = processor(text=texts, images=[[one.picture()] for one in problems], add_special_tokens=False)["input_ids"]
     tokenizer, made = processor.tokenizer, 0
@@ -197,6 +197,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     disable_progress_bar()  # the library draws one for saving; ours is enough
+    set_verbosity_error()
     torch.manual_seed(arguments.seed)
     processor = build_processor(CONTEXT)
     model = build_model(processor)
