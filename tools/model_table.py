@@ -9,6 +9,7 @@ an environment of its own: the newest transformers in .venv-newest, vLLM in .ven
 import ast
 import json
 import sys
+import textwrap
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +47,9 @@ has the log-probs and the gradient of a row alone, to 1e-5 in float32, whatever 
 - **read in shards**: [a rank reads its parts of the files](execution.md#what-to-set), if they store every parameter.
 - **tensor parallel**: `ray.training_tensor_parallel`.
 - **routes**: `model.replay_routes`, for mixtures of experts.
+
+These types [read images](vision.md) too, padded; the table has their language models:
+{vision}.
 
 A type that is new in transformers is padded and has no fused head. `gemma3n` needs timm, so its text part alone was
 tested.
@@ -124,7 +128,8 @@ def table() -> str:
         lines.append(f"| {kind} | " + " | ".join([sampled, vllm, *can]) + " |")
     lines += ["", "These types are refused at the start:", "", "| type | why |", "|---|---|"]
     lines += [f"| {kind} | {why} |" for kind, why in sorted(refused.items())]
-    return HEAD.format(**known) + "\n".join(lines) + "\n"
+    vision = textwrap.fill(", ".join(_families.VISION_MODELS), 119)
+    return HEAD.format(**known, vision=vision) + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ MORE = {
     "model.teacher": "distillation.md",
     "model.reward": "rewards.md#a-reward-model",
     "model.lora": "execution.md#lora",
+    "model.vision": "vision.md",
     "model.device": "execution.md#on-a-gpu",
     "model.packing": "execution_inside.md#without-padding",
     "model.fused_head": "execution_inside.md#large-vocabularies",

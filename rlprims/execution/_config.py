@@ -149,7 +149,7 @@ class ModelConfig(_Config):
     vision: Literal["frozen", "trained", "none"] = Field(
         default="frozen",
         description="the part of a model that reads images, and its projection. none: the language model alone is "
-        "loaded, as for text. See docs/vision.md",
+        "loaded, as for texts",
     )
     vision_lr: float | None = Field(
         default=None, gt=0, description="learning rate of that part if it is trained; null: optimizer.lr"

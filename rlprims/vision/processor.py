@@ -33,10 +33,17 @@ def load_processor(path: str) -> Any:
 
 def _for_images(of_all: Any) -> Any:
     """The class without its processor of videos, which transformers loads only where torchvision is installed."""
+    from transformers import ProcessorMixin
+
+    class WithoutVideos(ProcessorMixin):  # type: ignore[misc]
+        video_processor = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks before it looks for a video
+
+        def __init__(self, *args: Any, video_processor: Any = None, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
     names = [name for name in of_all.get_attributes() if name != "video_processor"]
-    unread = SimpleNamespace(num_frames=None, fps=None)  # SmolVLM asks for them before it looks for a video
-    changes = {"get_attributes": classmethod(lambda cls: names), "video_processor": unread}
-    return type(of_all.__name__, (of_all,), changes)
+    changes = {"get_attributes": classmethod(lambda cls: names)}
+    return type(of_all.__name__, (of_all, WithoutVideos), changes)
 
 
 def prompt(

@@ -1,6 +1,7 @@
 """Tiny random models that read images, with their processors, and pictures for them: nothing is downloaded."""
 
 import io
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests import tiny
 VOCABULARY = 96
 SPECIAL = {
     **{"image_token": "<image>", "video_token": "<video>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
+    **{"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"},
     **{"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>"},
 }
 MORE = (
@@ -54,7 +56,12 @@ LINEAR = {
     "linear_value_head_dim": 16,
 }
 
-KINDS: dict[str, dict[str, Any]] = {
+EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    **{"shared_expert_intermediate_size": 16, "decoder_sparse_step": 1},
+}
+
+MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
         "text": {"rope_parameters": MROPE},
         "vision": {**QWEN, "embed_dim": 32},
@@ -124,6 +131,67 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "processor": {"image_seq_length": 4},
     },
+    "gemma4": {
+        "text": {
+            **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "global_head_dim": 16},
+            **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
+            **{"use_bidirectional_attention": "vision", "max_position_embeddings": 1024},
+        },
+        "vision": {
+            **{**SEES, "num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "patch_size": 4},
+            **{"global_head_dim": 16, "position_embedding_size": 64, "pooling_kernel_size": 2},
+        },
+        "images": ("Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2}),
+        "config": {"audio_config": None, "boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
+    },
+    "mistral3": {
+        "text": {"model_type": "mistral", "sliding_window": None},
+        "vision": {
+            **SEES,
+            "model_type": "pixtral",
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "image_size": 32,
+            "patch_size": 4,
+        },
+        "images": ("PixtralImageProcessorPil", {"size": {"longest_edge": 32}, "patch_size": 4}),
+        "processor": {
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "image_token": "<image>",
+            "image_break_token": "<begin>",
+            "image_end_token": "<end>",
+        },
+    },
+    "qwen3_vl_moe": {
+        "text": {"rope_parameters": MROPE, **EXPERTS},
+        "vision": {
+            **{**QWEN, "intermediate_size": 48, "out_hidden_size": 32, "num_position_embeddings": 16},
+            **{"deepstack_visual_indexes": [0]},
+        },
+        "images": QWEN_IMAGES,
+    },
+    "qwen3_5_moe": {
+        "text": {
+            **{"rope_parameters": MROPE | {"partial_rotary_factor": 1.0}, **LINEAR, **EXPERTS},
+            **{"layer_types": ["linear_attention", "full_attention"]},
+        },
+        "vision": {**QWEN, "intermediate_size": 48, "out_hidden_size": 32, "num_position_embeddings": 16},
+        "images": QWEN_IMAGES,
+    },
+    "glm4v": {
+        "text": {"rope_parameters": MROPE | {"partial_rotary_factor": 1.0}},
+        "vision": {**QWEN, "intermediate_size": 48, "out_hidden_size": 32, "image_size": 32},
+        "images": (
+            "Glm4vImageProcessorPil",
+            {
+                "patch_size": 4,
+                "merge_size": 2,
+                "temporal_patch_size": 2,
+                "size": {"shortest_edge": 128, "longest_edge": 2048},
+            },
+        ),
+    },
     "llava": {
         "text": {"model_type": "llama"},
         "vision": {
@@ -138,6 +206,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "processor": {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     },
 }
+
+
+NEED_TORCHVISION = ("gemma4", "mistral3")
+"""Their processors are not in transformers without it."""
+KINDS = [kind for kind in MODELS if kind not in NEED_TORCHVISION or find_spec("torchvision")]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -158,7 +231,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save(kind: str, folder: Path, *, seed: int = 0) -> Path:
     """A random model of that ``model_type`` with its processor. Norms and biases are random too, so that they count."""
     processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it writes numbers of videos
-    how, tokens = KINDS[kind], tokenizer()
+    how, tokens = MODELS[kind], tokenizer()
     ids = {
         name: tokens.convert_tokens_to_ids(value) if isinstance(value, str) else value
         for name, value in how.get("config", {}).items()
@@ -168,7 +241,7 @@ def save(kind: str, folder: Path, *, seed: int = 0) -> Path:
         if name in {x for base in cls.__mro__ for x in getattr(base, "__annotations__", {})}:
             ids[name] = tokens.convert_tokens_to_ids(token)
     config = cls(
-        text_config=_of_text(kind, how["text"]),
+        text_config=TEXT | how["text"],
         vision_config=how["vision"],
         tie_word_embeddings=False,
         pad_token_id=0,
@@ -189,13 +262,16 @@ def save(kind: str, folder: Path, *, seed: int = 0) -> Path:
     images = getattr(transformers, name)(**settings)
     of_all = transformers.models.auto.processing_auto.PROCESSOR_MAPPING[type(config)]
     cls = _for_images(of_all)
-    arguments = {n: {"image_processor": images, "tokenizer": tokens}.get(n) for n in of_all.get_attributes()}
+    arguments = {
+        n: {"image_processor": images, "tokenizer": tokens, "feature_extractor": _sounds(kind)}.get(n)
+        for n in of_all.get_attributes()
+    }
     cls(**arguments, **how.get("processor", {})).save_pretrained(folder)
     return folder
 
 
-def _of_text(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
-    return TEXT | changes
+def _sounds(kind: str) -> Any:
+    return transformers.Gemma4AudioFeatureExtractor() if kind == "gemma4" else None
 
 
 def picture(number: int, width: int, height: int) -> bytes:

@@ -47,7 +47,8 @@ ROUTED_MODELS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """The tests compare recorded and replayed experts. Gates: a softmax of the logits of all experts or of the chosen."""
 NOT_SAMPLED = _types("inkling_text openai-gpt qwen4_exp_text xlm xlnet")
 """The local sampler does not have the numbers of a row alone."""
-VISION_MODELS = _types("qwen2_vl qwen2_5_vl qwen3_vl qwen3_5 smolvlm idefics3 gemma3 internvl llava")
+VISION_MODELS = _types("""gemma3 gemma4 glm4v idefics3 internvl llava mistral3 qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe
+qwen3_vl qwen3_vl_moe smolvlm""")
 """The tests compare rows with images in a batch, and sampled ones, with each alone, and the gradient of one."""
 TIME_STEP_FLOOR = ("nemotron_h", "zamba2")
 """transformers has a floor of their time steps where it reads many tokens, and none where it reads one."""
@@ -101,7 +102,9 @@ def why_padded(settings: Any, model: ModelConfig | None = None) -> str | None:
     """Why the attention of a model with this config cannot be packed; None: it can be."""
     text = settings.get_text_config()
     if model is not None and sees(model, settings):
-        return f"a {settings.model_type} is padded: no test packs rows with images"
+        return (
+            f"a {settings.model_type} is padded: no test packs rows with images; for texts alone set model.vision: none"
+        )
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"a {text.model_type} is padded: its attention has a soft cap"
     return None if text.model_type in PACKED_MODELS else f"a {text.model_type} is padded: no test packs this type"
