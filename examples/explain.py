@@ -9,15 +9,27 @@ gpg
 import inspect
 import re
 from collections.abc import Callable
+from html import escape
 from textwrap import indent
 from typing import Any
 
 from rlprims.algorithms import PRESETS, Algorithm, check
-from rlprims.lab import Page
 
 _SECTIONS = re.compile(r"^(Args|Returns|Raises|Attributes):|^>>> ", re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{4,5}")
+
+
+class Page(str):
+    """Text that terminals and notebooks show without quotes and escapes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='white-space:pre-wrap'>{escape(self)}</pre>"
 
 
 def explain(algorithm: str | Algorithm) -> Page:

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="rlprims", description="RL algorithm primitives for LLM post-training: reference trainer.")
     parser.add_argument("--version", action="version", version=f"rlprims {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_training, _add_data, _add_runs, _add_plan, _add_reports, _add_doctor):
+    for add in (_add_training, _add_data, _add_runs, _add_plan, _add_reports, _add_doctor, _add_checks):
         add(commands)
     return parser
 
@@ -164,3 +164,16 @@ def _add_doctor(commands: _Commands) -> None:
         "the bare engine, an update, and a sync of the model; nothing is saved",
     )
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="such as ray.training_workers=8")
+
+
+def _add_checks(commands: _Commands) -> None:
+    for kind in ("loss", "advantage"):
+        check = commands.add_parser(
+            f"check-{kind}",
+            help=f"the laws that your function of {kind}s satisfies",
+            description="Import a function of tensors, from the current folder too, and call it: print which laws of "
+            "rlprims.testing it satisfies, which it breaks, and programs that show it.",
+        )
+        check.add_argument("function", metavar="package.module:function|FILE.py:function")
+        names = "of its parameters the names in the vocabulary, or values: logp=log_probs,mask=response_mask,clip=0.2"
+        check.add_argument("--arguments", default="", metavar="ITS=OURS,...", help=names)

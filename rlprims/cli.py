@@ -3,6 +3,8 @@
 import argparse
 import inspect
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -334,6 +336,26 @@ def _doctor_gpu(config: Any, overrides: list[str], console: Any) -> int:
     return 1 if any(line.ok is False for line in lines) else 0
 
 
+def _check(options: argparse.Namespace, console: Any) -> int:
+    from rlprims.testing._any_function import verdicts
+
+    sys.path.append(os.getcwd())
+    fn = algorithms.import_path(options.function if ".py:" in options.function else options.function.replace(":", "."))
+    pairs = [pair.split("=", 1) for pair in options.arguments.split(",") if pair]
+    if wrong := [pair[0] for pair in pairs if len(pair) < 2]:
+        raise ValueError(f"--arguments: expected name=value, got {wrong[0]!r}")
+    found = verdicts(fn, options.function, options.command.removeprefix("check-"), dict(pairs))
+    causes: dict[str, list[str]] = {}
+    for law, (cause, _) in found.items():
+        causes.setdefault(cause, []).append(law)
+    lines = [f"satisfied: {', '.join(causes.pop('', ['no law']))}"]
+    for cause, laws in causes.items():
+        program = next((found[law][1] for law in laws if found[law][1]), "")
+        lines += ["", f"broken: {', '.join(laws)}", f"  {cause}", *program.splitlines()]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    return 1 if causes else 0
+
+
 def _description(name: str, algorithm: Algorithm) -> str:
     paragraphs = inspect.cleandoc(PRESETS[name].__doc__ or "").split("\n\n")
     doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
@@ -346,4 +368,5 @@ def _description(name: str, algorithm: Algorithm) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Any], int]] = {
     "train": _begin, "fit": _begin, "data": _data, "resume": _resume, "eval": _evaluate, "export": _export,
     "plan": _plan, "plot": _plot, "rollouts": _rollouts, "audit": _audit, "algorithms": _algorithms, "doctor": _doctor,
+    "check-loss": _check, "check-advantage": _check,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a notebook shows: tables, pages of text, and figures. Tables and pages are plain text in a terminal."""
+"""What a notebook shows: tables, which are plain text in a terminal, and figures."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -99,18 +99,6 @@ class Table:
         more = f"<p>{self._more}</p>" if self._more else ""
         inner = f"{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
         return f"{_STYLE}<table class='rlprims-table'>{inner}</table>{more}"
-
-
-class Page(str):
-    """Text that terminals and notebooks show without quotes and escapes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return f"<pre style='white-space:pre-wrap'>{escape(self)}</pre>"
 
 
 def figure(width: float = 8.0, height: float = 3.4) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlprims.corrections import Weights
 from rlprims.masking import check_choice
-from rlprims.testing._bindings import Effort, Kind, laws_of
+from rlprims.testing._bindings import Effort, Kind, Law, laws_of
 from rlprims.testing._primitive import DIFFERENTIABLE, ESTIMATED_FROM, Primitive
 from rlprims.testing._report import report_of
 
@@ -216,13 +216,7 @@ def _enforce(subject: Any, fn: Callable[..., Any], kind: Kind, effort: Effort, e
     unknown = set(exempt) - set(known)
     if unknown:
         raise ValueError(f"exempt has {sorted(unknown)}, expected laws that apply to this primitive: {[*known]}")
-    broken: dict[str, str] = {}
-    for name, law in by_name.items():
-        try:
-            law(subject)
-        except Exception as error:  # an AssertionError of the law, or an error that the primitive raised
-            raised = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
-            broken[name] = f"{raised}{error}"
+    broken = broken_laws(subject, by_name)
     unexpected = {name: cause for name, cause in broken.items() if name not in exempt}
     needless = [name for name in exempt if name in by_name and name not in broken]
     report = report_of(unexpected, by_name, kind)
@@ -230,3 +224,15 @@ def _enforce(subject: Any, fn: Callable[..., Any], kind: Kind, effort: Effort, e
     if report:
         name, count = getattr(fn, "__name__", repr(fn)), len(unexpected) + len(needless)
         raise AssertionError("\n".join([f"{name} breaks {count} of {len(by_name)} laws:", *report]))
+
+
+def broken_laws(subject: Primitive, laws: Mapping[str, Law]) -> dict[str, str]:
+    """The laws that it breaks, each with the cause."""
+    broken: dict[str, str] = {}
+    for name, law in laws.items():
+        try:
+            law(subject)
+        except Exception as error:  # an AssertionError of the law, or an error that the primitive raised
+            raised = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
+            broken[name] = f"{raised}{error}"
+    return broken

@@ -10,6 +10,7 @@ NEEDS = {
     "test_data_proto_through_ray.py": ("ray",),
     "test_liger_loss.py": ("liger_kernel",),
     "test_openrlhf_reward.py": ("openrlhf",),
+    "test_peer_laws.py": ("liger_kernel", "trl", "verl"),
     "test_torchrl_loss.py": ("torchrl",),
     "test_trl_preference.py": ("trl",),
     "test_trl_trainer.py": ("trl",),
