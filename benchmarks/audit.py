@@ -1,4 +1,6 @@
-"""Does ``audit.identify`` name every preset's and dialect's step, and how fast? ``python -m benchmarks.audit``.
+"""Does ``audit.identify`` name every preset's and dialect's step, how fast, and which bugs does ``audit.check`` find?
+
+``python -m benchmarks.audit``, from the root.
 
 A step is made as in tests/audit/test_identify_presets.py, at two sizes. It is named if the answer computes the step's
 numbers to 1e-5.
@@ -14,6 +16,9 @@ import torch
 from benchmarks import _machine
 from rlprims import advantage, audit, losses
 from rlprims.rewards import at_last_token
+from tests.audit.bugs import BUGS, planted
+from tests.audit.steps import SETUPS, make
+from tests.audit.steps import named as with_names
 from tests.audit.test_identify_presets import CASES, check, check_gradient, made
 
 PAGE = Path("docs/benchmarks/audit.md")
@@ -36,6 +41,27 @@ def named() -> list[str]:
                     missed.append(f"\nNot named: {name} {dialect or ''} ({rows}): {str(error).splitlines()[0]}")
             lines.append(f"| {given} | {rows} x {width} | {results[True]} of {results.total()} |")
     return lines + missed
+
+
+def bugs() -> tuple[list[str], str]:
+    """A row for each planted bug, three seeds in each of its setups, and how many were found."""
+    results: dict[tuple[str, str], Counter[bool]] = {}
+    for each in BUGS:
+        found = Counter(each.code in audit.check(planted(each, seed)).codes for seed in range(3))
+        results[each.code, each.what] = results.get((each.code, each.what), Counter()) + found
+    lines = [f"| {what} | {code} | {n[True]} of {n.total()} |" for (code, what), n in results.items()]
+    total = sum(results.values(), Counter[bool]())
+    return lines, f"{len(results)} bugs, {total[True]} of {total.total()} steps"
+
+
+def right(seeds: int = 25) -> str:
+    """Findings in right steps."""
+    found = Counter[str]()
+    for setup, seed in ((setup, seed) for setup in SETUPS for seed in range(seeds)):
+        found.update(f"{x.code} ({x.severity})" for x in audit.check(with_names(make(setup, seed)[0], setup)).findings)
+    aged = seeds * sum("ages" in setup for setup in SETUPS)
+    said = ", ".join(f"{n} x {code}" for code, n in found.items()) or "none"
+    return f"In {seeds * len(SETUPS)} right steps of {len(SETUPS)} kinds of runs, {aged} with old weights: {said}."
 
 
 def large() -> dict[str, torch.Tensor]:
@@ -79,7 +105,7 @@ def timed() -> list[str]:
 
 
 TEXT = """\
-# What `audit.identify` finds, and its time
+# What `audit.identify` and `audit.check` find, and their time
 
 {cases} steps, of every preset and every dialect, made at two sizes. A step is named if the algorithm of the answer
 computes its advantages, its losses per token and its loss, or its gradients, to 1e-5. Losses of several tokens of the
@@ -97,6 +123,15 @@ A step of {rows} responses of up to {width:,} tokens, one thread:
 |---|---|---|---|
 {timed}
 
+## Bugs that `audit.check` finds
+
+Each is planted in a right step ([tests/audit/bugs.py](../../tests/audit/bugs.py)), with three seeds in each setup:
+{count}. {right} `L3` is true there.
+
+| bug | code | found |
+|---|---|---|
+{bugs}
+
 {made}
 """
 
@@ -104,7 +139,11 @@ A step of {rows} responses of up to {width:,} tokens, one thread:
 def main() -> None:
     torch.set_num_threads(1)
     assert all(made(name, dialect) for name, dialect in CASES)
+    lines, count = bugs()
     values = {
+        "bugs": "\n".join(lines),
+        "count": count,
+        "right": right(),
         "timed": "\n".join(timed()),
         "named": "\n".join(named()),
         "cases": len(CASES),

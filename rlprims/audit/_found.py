@@ -39,7 +39,7 @@ class Found:
 def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
     """The batch's tensors by the names of this library (TRL's and verl's are read), with dense group ids."""
     fields = {**dict(batch.batch.items()), **batch.non_tensor_batch} if isinstance(batch, DataProto) else batch
-    named = {OTHER_WORDS.get(name, name): x for name, x in fields.items()}
+    named = {**{OTHER_WORDS.get(name, name): x for name, x in fields.items()}, **fields}
     data = {name: x.detach().cpu() for name, x in named.items() if isinstance(x, Tensor) and not x.is_nested}
     data |= {name: torch.tensor(x) for name, x in named.items() if isinstance(x, (int, float))}
     mask = data.get("response_mask")

@@ -1,18 +1,18 @@
 """What may be wrong in a step: one function per code. Its docstring, from ``_texts.json``, explains the code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from rlprims.audit._checks._batch import BATCH
 from rlprims.audit._checks._log_probs import LOG_PROBS
-from rlprims.audit._checks._step import Checks, Said, Step
+from rlprims.audit._checks._step import Said, Step
 from rlprims.audit._finding import Checked, Finding, Severity
 from rlprims.audit._found import TEXTS, tensors_of
 from rlprims.data_proto import DataProto
 
-CHECKS: Checks = {**BATCH, **LOG_PROBS}
+CHECKS: Mapping[str, Callable[[Step], Said]] = {**BATCH, **LOG_PROBS}
 """By code. A letter for the part: masks, groups, advantages, rewards, log-probs, KL, numbers."""
 
 for _code, _look in CHECKS.items():
@@ -44,10 +44,10 @@ def check(batch: DataProto | Mapping[str, Any], *, tokenizer: Any = None) -> Che
     for code, look in CHECKS.items():
         try:
             found |= _findings(code, step, look(step))
-        except (ValueError, RuntimeError) as reason:  # a column is missing, or has another shape
+        except (ValueError, RuntimeError, IndexError) as reason:  # no such column, or of another shape
             silent[code] = str(reason)
     explained = {other for code in found for other in TEXTS["explains"].get(code, "").split()}
-    kept = [x for code, x in found.items() if code not in explained]
+    kept = (x for code, x in found.items() if code not in explained)
     return Checked(tuple(sorted(kept, key=lambda x: x.severity)), silent)
 
 
@@ -63,8 +63,7 @@ def _findings(code: str, step: Step, said: Said) -> dict[str, Finding]:
     values |= {"share": step.share(where)} if where.dim() else {}
     message = page["message"].format(**values) + (_place(step, *places[0]) if places else "")
     severity: Severity = "note" if numbers.get("note", page.get("note")) else "error"
-    finding = Finding(code, severity, message, page["number"].format(**values), page["fix"], tuple(places))
-    return {code: finding}
+    return {code: Finding(code, severity, message, page["number"].format(**values), page["fix"], tuple(places))}
 
 
 def _place(step: Step, row: int, token: int) -> str:
@@ -72,6 +71,5 @@ def _place(step: Step, row: int, token: int) -> str:
     said = f"; row {row}" + (f", token {token}" if token >= 0 else "")
     if step.tokenizer is None or token < 0 or "ids" not in step:
         return said
-    ids = step["ids"][row].tolist()
-    parts = ids[max(0, token - 4) : token], ids[token : token + 1], ids[token + 1 : token + 5]
-    return said + ": {!r} [{!r}] {!r}".format(*map(step.tokenizer.decode, parts))
+    cuts = (max(0, token - 4), token), (token, token + 1), (token + 1, token + 5)
+    return said + ": {!r} [{!r}] {!r}".format(*(step.tokenizer.decode(step["ids"][row, a:b].tolist()) for a, b in cuts))

@@ -18,14 +18,14 @@ def _weights(d: Tensor) -> dict[str, Any]:
 
 
 def temperature(step: Step) -> Said:
-    d, sampler = step.d, step["rollout_log_probs"][step.scored].double()
+    d, sampler = step.gap[step.scored], step["rollout_log_probs"][step.scored].double()
     r = correlation(d, sampler)
     slope = r * float(d.std() / sampler.std().clamp(min=1e-12))
     return abs(r) > 0.5 and abs(slope) > 0.02, {"slope": 1 + slope, **_weights(d)}
 
 
 def truncation(step: Step) -> Said:
-    d = step.d
+    d = step.gap[step.scored]
     one_sided = d.clamp(min=0).sum() < 0.15 * d.clamp(max=0).sum().abs()
     return bool(one_sided & (d.mean() < -0.003)), {"below": float((d <= 0).double().mean()), **_weights(d)}
 
@@ -38,21 +38,21 @@ def _ages(step: Step) -> Tensor:
 
 
 def stale(step: Step) -> Said:
-    age, weights = _ages(step), _weights(step.d)
+    age, weights = _ages(step), _weights(step.gap[step.scored])
     where, numbers = step.grows(age, age == age.max())
     return where, {"note": weights["effective"] > 0.8 or "loss_weights" in step, **numbers, **weights}
 
 
 def noise(step: Step) -> Said:
     need(not {"versions", "weights_version"} & step.keys() or not _ages(step).any(), "rows of one version")
-    size = float(step.d.square().mean().sqrt())
-    return size > 0.05, {"size": size, **_weights(step.d)}
+    size = float(step.gap[step.scored].square().mean().sqrt())
+    return size > 0.05, {"size": size, **_weights(step.gap[step.scored])}
 
 
 def shifted(step: Step) -> Said:
     both = step.mask[:, 1:] & step.mask[:, :-1]
     need(both.sum() >= 64, "64 learned tokens")
-    for other in [name for name in _COLUMNS if name in step and name != step.trainer]:
+    for other in [name for name in _COLUMNS if name in step and name != step.trainer] or ["rollout_log_probs"]:
         a, b = step.per_token(step.trainer), step.per_token(other)
         aligned = correlation(a[:, 1:][both], b[:, 1:][both])
         moved = max(correlation(a[:, 1:][both], b[:, :-1][both]), correlation(a[:, :-1][both], b[:, 1:][both]))
@@ -80,11 +80,6 @@ def off_policy(step: Step) -> Said:
     return bool((now - old).square().mean().sqrt() > 0.01), {"size": float((now - old).square().mean().sqrt())}
 
 
-def not_log_probs(step: Step) -> Tensor:
-    columns = [step.per_token(name) for name in _COLUMNS if name in step or name == step.trainer]
-    return torch.stack(columns).amax(0) > 1e-3
-
-
 def entropy(step: Step) -> Tensor:
     x = step.per_token("entropies")
     kept = step.per_token("kept_counts") if "kept_counts" in step else torch.zeros_like(x)
@@ -92,7 +87,7 @@ def entropy(step: Step) -> Tensor:
 
 
 def unrelated(step: Step) -> Said:
-    for other in [name for name in _COLUMNS[:3] if name in step and name != step.trainer]:
+    for other in [name for name in _COLUMNS[:3] if name in step and name != step.trainer] or ["rollout_log_probs"]:
         a, b = step.tokens(step.trainer, other)
         a, b = a[(a != 0) & (b != 0)], b[(a != 0) & (b != 0)]  # scored by both
         if (r := correlation(a, b)) < 0.5 and min(a.std(), b.std()) > 0:
@@ -120,8 +115,8 @@ def _equal(step: Step, one: str, other: str) -> bool:
 LOG_PROBS: Checks = {
     **{"L1": temperature, "L2": truncation, "L3": stale, "L4": noise, "L5": shifted, "L6": first_token, "L7": padded},
     "L8": lambda step: step.grows(step["pack_position"] > 0, step["pack_position"] > 0),
-    **{"L9": off_policy, "L10": not_log_probs, "L11": entropy},
+    "L10": lambda step: torch.stack([step.per_token(x) for x in _COLUMNS if x in {*step, step.trainer}]).amax(0) > 1e-3,
     "L12": lambda step: bool(step["updates_before"].any()) and _equal(step, "log_probs", "old_log_probs"),
-    **{"L13": unrelated, "K1": sign},
+    **{"L9": off_policy, "L11": entropy, "L13": unrelated, "K1": sign},
     "K2": lambda step: _equal(step, "log_probs", "ref_log_probs") and not _equal(step, "log_probs", "old_log_probs"),
 }

@@ -44,7 +44,7 @@ class Step(dict[str, Tensor]):
 
     @cached_property
     def gap(self) -> Tensor:
-        """(B, T): d, 0 where the sampler scored nothing."""
+        """(B, T): trainer less sampler, 0 where the sampler scored nothing."""
         gap = self.per_token(self.trainer) - self.per_token("rollout_log_probs")
         need(self.scored.sum() >= 64, "64 tokens that the sampler scored")
         return zero_outside(gap, self.scored)
@@ -53,20 +53,13 @@ class Step(dict[str, Tensor]):
     def scored(self) -> Tensor:
         return self.per_token("rollout_log_probs") != 0
 
-    @property
-    def d(self) -> Tensor:
-        return self.gap[self.scored]
-
     def grows(self, by: Tensor, where: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """``where``, if log mean |gap| of a row grows with ``by``, and its mean is twice that of the rows with the least.
-
-        t = r √((n − 2) / (1 − r²)); without a relation it is above 5 once in 10⁵ at n = 30.
-        """
+        """``where``, if log mean |gap| of a row grows with ``by``, t = r √((n−2) / (1−r²)) > 5, to twice its least."""
         by, size = by[self.rows].double(), (self.gap.abs().sum(1) / self.mask.sum(1).clamp(min=1))[self.rows]
         need(len(by) >= 12 and (by != by[0]).any(), "12 rows that differ in it")
         r, least = correlation((size + 1e-6).log(), by), by == by.min()
         t = r * ((len(by) - 2) / max(1 - r * r, 1e-9)) ** 0.5
-        ratio = float(size[~least].mean() / size[least].mean().clamp(min=1e-9))
+        ratio = float(size[~least].mean() / size[least].mean().clamp(min=1e-3))
         return where & (t > 5) & (ratio > 2), {"t": t, "ratio": ratio}
 
     @cached_property
@@ -125,8 +118,9 @@ class Step(dict[str, Tensor]):
 
     @cached_property
     def varied(self) -> Tensor:
-        """bool (B,): rows of groups of two or more whose outcomes differ."""
-        return is_varied(self.outcomes, self["group_ids"]) & (group_count(self["group_ids"]) > 1) & self.rows
+        """bool (B,): rows of groups of two or more whose outcomes differ, and that have no row without tokens."""
+        ids = self["group_ids"]
+        return is_varied(self.outcomes, ids) & (group_sum(self.rows.long(), ids) == group_count(ids).clamp(min=2))
 
     @cached_property
     def off_zero(self) -> Tensor:
