@@ -25,8 +25,9 @@ class Setup:
 
     preset: str = "grpo"
     options: str = ""
-    """Words: top_p, ages, tools, gradients, losses, real (scores), trl or verl (names), wide (mask of the prompts too),
-    critic, kl, right (prompts padded on the right, with positions), packs, first (update), temperature."""
+    """Words: top_p, temperature, ages, tools, gradients, losses, real (scores), trl or verl (names), wide (a mask of the
+    prompts too), critic, kl, right (prompts padded on the right, with positions), packs, first (update), overlong (rows
+    that were cut learn nothing)."""
     groups: int = 8
     size: int = 4
 
@@ -42,7 +43,7 @@ SETUPS = (
     Setup("dr_grpo", "wide"),
     Setup("dr_grpo", "real ages gradients"),
     Setup("dapo", "top_p gradients packs", 4, 8),
-    Setup("dapo", "tools", 16, 4),
+    Setup("dapo", "tools overlong", 16, 4),
     Setup("gspo", "losses"),
     Setup("gspo", "ages top_p", 4, 16),
     Setup("cispo", "temperature gradients"),
@@ -171,6 +172,10 @@ def make(setup: Setup, seed: int) -> tuple[dict[str, Tensor], World]:
     prompts(data, setup, generator, attended)
     outcomes(data, setup, generator)
     results(data, setup)
+    if "overlong" in setup:  # they count in their group, and learn nothing
+        data["response_mask"] = mask & stopped[:, None]
+        data["advantages"] = data["advantages"] * stopped[:, None]
+        learn(data, setup)
     return data, world
 
 

@@ -118,8 +118,9 @@ class Step(dict[str, Tensor]):
 
     @cached_property
     def varied(self) -> Tensor:
-        """bool (B,): rows of groups of two or more whose outcomes differ."""
-        return is_varied(self.outcomes, self["group_ids"]) & (group_count(self["group_ids"]) > 1) & self.rows
+        """bool (B,): rows of groups of two or more whose outcomes differ, and that have no row without tokens."""
+        ids = self["group_ids"]
+        return is_varied(self.outcomes, ids) & (group_sum(self.rows.long(), ids) == group_count(ids).clamp(min=2))
 
     @cached_property
     def off_zero(self) -> Tensor:
