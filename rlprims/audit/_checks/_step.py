@@ -30,7 +30,7 @@ class Step(dict[str, Tensor]):
             self["ids"] = self["input_ids"][:, -self.width :]
 
     def __missing__(self, name: str) -> NoReturn:
-        raise ValueError(f"needs {name}")
+        raise ValueError(f"needs {'responses or input_ids' if name == 'ids' else name}")
 
     def per_token(self, name: str) -> Tensor:
         """A column (B, T) in float64, 0 outside the mask and where it is not finite, which N1 reports."""
