@@ -90,7 +90,8 @@ class Step(dict[str, Tensor]):
         x = self["rollout_log_probs"]
         found = x.isfinite() & (x < 0) & (x != -1)
         beyond = "attention_mask" in self and bool((found & ~self.attended).any())
-        need((~found).any() and not beyond, "rollout_log_probs of 0 where nothing was sampled")
+        some = (~found).any() and 2 * (found & self.mask).sum() > self.mask.sum()  # not greedy: 0 everywhere
+        need(some and not beyond, "rollout_log_probs of 0 where nothing was sampled")
         return found
 
     def ends(self, reason: Ended) -> Tensor:
