@@ -25,7 +25,7 @@ class Setup:
 
     preset: str = "grpo"
     options: str = ""
-    """Words: top_p, temperature, ages, tools, gradients, losses, real (scores), trl or verl (names), wide (a mask of the
+    """Words: top_p, temperature, ages, tools, gradients, losses, real (scores), trl or verl (names), wide (mask of the
     prompts too), critic, kl, right (prompts padded on the right, with positions), packs, first (update), overlong (rows
     that were cut learn nothing)."""
     groups: int = 8

@@ -113,6 +113,13 @@ def test_what_a_message_writes_is_filled_in() -> None:
             assert re.search(r"\d", finding.consequence)
 
 
+def test_a_greedy_sampler_is_no_forced_token() -> None:
+    """Its log-probs are 0, which says nothing of what was sampled."""
+    data, _ = make(PLAIN, 0)
+    data["rollout_log_probs"] = torch.zeros(32, 28)
+    assert audit.check(data).findings == ()
+
+
 def test_names_of_trl_are_read() -> None:
     data, _ = make(PLAIN, 0)
     trl = {"completion_mask": data["response_mask"], "completion_ids": data["responses"], "prompt_ids": data["prompts"]}

@@ -90,7 +90,7 @@ def unrelated(step: Step) -> Said:
     for other in [name for name in _COLUMNS[:3] if name in step and name != step.trainer] or ["rollout_log_probs"]:
         a, b = step.tokens(step.trainer, other)
         a, b = a[(a != 0) & (b != 0)], b[(a != 0) & (b != 0)]  # scored by both
-        if (r := correlation(a, b)) < 0.5 and min(a.std(), b.std()) > 0:
+        if len(a) >= 64 and (r := correlation(a, b)) < 0.5 and a.std() * b.std() > 0:
             return True, {"one": step.trainer, "other": other, "r": r, **_weights(a - b)}
     return False
 

@@ -30,7 +30,7 @@ class Step(dict[str, Tensor]):
             self["ids"] = self["input_ids"][:, -self.width :]
 
     def __missing__(self, name: str) -> NoReturn:
-        raise ValueError(f"needs {name}")
+        raise ValueError(f"needs {'responses or input_ids' if name == 'ids' else name}")
 
     def per_token(self, name: str) -> Tensor:
         """A column (B, T) in float64, 0 outside the mask and where it is not finite, which N1 reports."""
@@ -90,7 +90,8 @@ class Step(dict[str, Tensor]):
         x = self["rollout_log_probs"]
         found = x.isfinite() & (x < 0) & (x != -1)
         beyond = "attention_mask" in self and bool((found & ~self.attended).any())
-        need((~found).any() and not beyond, "rollout_log_probs of 0 where nothing was sampled")
+        some = (~found).any() and 2 * (found & self.mask).sum() > self.mask.sum()  # not greedy: 0 everywhere
+        need(some and not beyond, "rollout_log_probs of 0 where nothing was sampled")
         return found
 
     def ends(self, reason: Ended) -> Tensor:
