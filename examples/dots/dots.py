@@ -1,13 +1,14 @@
 """The dots task: a small picture, a question about it with one checkable answer, and a teacher who is often wrong.
 
-A picture has 32 x 32 pixels and up to eight dots in three colours. There are two kinds of questions:
+A picture has 32 x 32 pixels and up to eight dots in three colours. There are three kinds of questions:
 
-    How many red dots?             <answer>3</answer>
+    How many dots?                 <answer>3</answer>
     Where is the largest dot?      <answer>top left</answer>
+    Which colour has the largest dot?     <answer>red</answer>
 
 The teacher shows every skill that the task needs (seeing colours, sizes and places, counting, the answer's format), but
-it usually counts the dots of all colours, or says where the smallest dot is, and sometimes forgets the tags. A model
-trained on its text can do the task but usually does not; rewards alone are then enough to make it.
+it often forgets to count a dot, or answers for the smallest dot, and sometimes forgets the tags. A model trained on its
+text can do the task but usually does not; rewards alone are then enough to make it.
 
     python examples/dots/dots.py --out runs/dots-data
 """
@@ -27,7 +28,13 @@ COLOURS = {"red": (225, 40, 40), "green": (40, 180, 60), "blue": (50, 90, 235)}
 PLACES = ("top left", "top right", "bottom left", "bottom right")
 FEWEST, MOST = 2, 8  # dots
 
-CONFUSE = 0.65  # chance that the teacher counts all dots, or says where the smallest one is
+QUESTIONS = {
+    "count": "How many dots?",
+    "where": "Where is the largest dot?",
+    "colour": "Which colour has the largest dot?",
+}
+
+CONFUSE = 0.65  # chance that the teacher forgets a dot, or answers for the smallest one
 NO_FORMAT = 0.15  # chance of forgetting the tags
 
 TRAIN_ROWS, TRAIN_SEED = 3072, 1
@@ -51,24 +58,26 @@ class Dot:
 
 @dataclass(frozen=True)
 class Problem:
-    """A picture and a question about it: of the number of dots of a colour, or, without one, of the largest dot."""
+    """A picture, and the kind of question about it."""
 
     dots: tuple[Dot, ...]
-    colour: str | None
+    kind: str
 
     @property
     def question(self) -> str:
-        return "Where is the largest dot?" if self.colour is None else f"How many {self.colour} dots?"
+        return QUESTIONS[self.kind]
 
     @property
     def answer(self) -> str:
-        if self.colour is None:
-            return max(self.dots, key=lambda dot: dot.diameter).place
-        return str(sum(dot.colour == self.colour for dot in self.dots))
+        return self.answer_for(max(self.dots, key=lambda dot: dot.diameter), len(self.dots))
 
     @property
-    def kind(self) -> str:
-        return "where" if self.colour is None else "count"
+    def confused(self) -> str:
+        """The answer of a teacher that is wrong."""
+        return self.answer_for(min(self.dots, key=lambda dot: dot.diameter), len(self.dots) - 1)
+
+    def answer_for(self, dot: Dot, count: int) -> str:
+        return {"count": str(count), "where": dot.place, "colour": dot.colour}[self.kind]
 
     def picture(self) -> Image.Image:
         """The dots on white."""
@@ -86,16 +95,12 @@ def problem(rng: Random) -> Problem:
     cells = rng.sample([(row, column) for row in range(CELLS) for column in range(CELLS)], rng.randint(FEWEST, MOST))
     diameters = [8, 3, *([5] * (len(cells) - 2))]
     dots = [Dot(*cell, diameter, rng.choice(list(COLOURS))) for cell, diameter in zip(cells, diameters, strict=True)]
-    colour = rng.choice(list(COLOURS)) if rng.random() < 0.5 else None
-    return Problem(tuple(dots), colour)
+    return Problem(tuple(dots), rng.choice(list(QUESTIONS)))
 
 
-def teacher(one: Problem, rng: Random) -> str:
+def teacher(one: Problem, rng: Random, confuse: float = CONFUSE) -> str:
     """What the unreliable teacher answers: often wrong, sometimes without tags."""
-    answer = one.answer
-    if rng.random() < CONFUSE:
-        smallest = min(one.dots, key=lambda dot: dot.diameter)
-        answer = smallest.place if one.colour is None else str(len(one.dots))
+    answer = one.confused if rng.random() < confuse else one.answer
     return answer if rng.random() < NO_FORMAT else f"<answer>{answer}</answer>"
 
 

@@ -4,7 +4,9 @@ One token is a word with the space before it, a digit, or a tag. The processor i
 makes of an image its pixels, and of the placeholder `<image>` in a text as many tokens as the image has patches.
 """
 
-from dots import CELLS, COLOURS, MOST, PLACES, SIDE
+import re
+
+from dots import CELLS, COLOURS, MOST, PLACES, QUESTIONS, SIDE
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -24,9 +26,8 @@ TEMPLATE = """{%- for message in messages %}{% for part in message.content -%}
 
 def vocabulary() -> dict[str, int]:
     """Every token of the task and its id; the special ones come first."""
-    after_space = ["many", "is", "the", "largest", "dots", "dot", "left", "right", *COLOURS]
-    words = ["How", "Where", "top", "bottom", *(f" {word}" for word in after_space)]
-    assert {word for place in PLACES for word in place.split()} <= {word.strip() for word in words}
+    texts = [*QUESTIONS.values(), *PLACES, *COLOURS]
+    words = sorted({word for text in texts for word in re.findall(r" ?[A-Za-z]+", text)})
     tokens = [*SPECIAL, *TAGS, *map(str, range(MOST + 1)), "?", *words]
     return {token: number for number, token in enumerate(tokens)}
 

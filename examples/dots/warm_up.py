@@ -1,6 +1,7 @@
 """Make the base model of the dots task: train a small model with vision from scratch on the unreliable teacher's text.
 
-The result is an ordinary Hugging Face folder (weights, config, tokenizer, processor). It is made in about two minutes.
+The result is an ordinary Hugging Face folder (weights, config, tokenizer, processor). It is made on one CPU thread in
+about a minute.
 
     python examples/dots/warm_up.py                  # runs/dots-base and runs/dots-data
     python examples/dots/warm_up.py --seed 2 --out runs/dots-base-2
@@ -27,36 +28,38 @@ from processor import build_processor
 from rich.progress import track
 from torch import Tensor
 from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 CONTEXT = 64  # positions the model is built for; the longest text has about 33 tokens
-UPDATES = 1500
-ROWS_PER_UPDATE = 128
-PICTURES = 16_384  # they are used again and again, with new answers of the teacher
-RATE, DECAY = 2e-3, 0.05
-CONSTANT_FRACTION = 0.4  # of the updates; the learning rate then falls to zero on a straight line
+UPDATES = 800
+CAREFUL_FRACTION = 0.7  # of the updates; until then the teacher is never confused, and the model learns to see
+ROWS_PER_UPDATE = 64
+PICTURES = 8192  # they are used again and again, with new answers of the teacher
+MATRIX_RATE, MATRIX_DECAY = 0.005, 0.1
+OTHER_RATE = 0.006
+CONSTANT_FRACTION = 0.4  # of the updates; the learning rates then fall to zero on a straight line
 SETTINGS_FILE = "warm_up.json"  # in the model's folder: says how the model was made
 
 Batch = tuple[dict[str, Tensor], Tensor]  # the model's inputs, and which tokens count in the loss
 
 
 def build_model(processor: Idefics3Processor) -> Idefics3ForConditionalGeneration:
-    """A tower of two layers that sees a cell of a picture as one patch, and a Llama of three layers."""
+    """A tower of one layer that sees a cell of a picture as one patch, and a Llama of two layers."""
     tokenizer = processor.tokenizer
     vision = {
         "image_size": SIDE,
         "patch_size": SIDE // CELLS,
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 2,
     }
     text = {
         "model_type": "llama",
         "vocab_size": len(tokenizer),
-        "hidden_size": 96,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "head_dim": 32,
@@ -80,20 +83,22 @@ def build_model(processor: Idefics3Processor) -> Idefics3ForConditionalGeneratio
     return model
 
 
-def batches(processor: Idefics3Processor, rng: Random) -> Iterator[Batch]:
-    """Endless batches of a pool of pictures, with fresh text of the teacher."""
+def batches(processor: Idefics3Processor, rng: Random, careful: int) -> Iterator[Batch]:
+    """Endless batches of a pool of pictures with fresh text of the teacher, who is not confused in the first ones."""
     problems = [problem(rng) for _ in range(PICTURES)]
     pixels = processor.image_processor([[one.picture()] for one in problems], return_tensors="pt")
-    chats = [[{"role": "user", "content": [{"type": "text", "text": p.question}, {"type": "image"}]}] for p in problems]
+    chats = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": p.question}]}] for p in problems]
     texts = [processor.apply_chat_template(chat, tokenize=False) for chat in chats]
     asked = processor(text=texts, images=[[one.picture()] for one in problems], add_special_tokens=False)["input_ids"]
-    tokenizer = processor.tokenizer
+    tokenizer, made = processor.tokenizer, 0
     while True:
         order = list(range(PICTURES))
         rng.shuffle(order)
         for start in range(0, PICTURES, ROWS_PER_UPDATE):
             chosen = order[start : start + ROWS_PER_UPDATE]
-            answers = [[*tokenizer.encode(teacher(problems[i], rng)), tokenizer.eos_token_id] for i in chosen]
+            confuse, made = 0.0 if made < careful else CONFUSE, made + 1
+            said = [teacher(problems[i], rng, confuse) for i in chosen]
+            answers = [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in said]
             rows = [asked[i] + answer for i, answer in zip(chosen, answers, strict=True)]
             width = max(map(len, rows))
             ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
@@ -111,23 +116,35 @@ def response_loss(model: Idefics3ForConditionalGeneration, batch: Batch) -> Tens
     return F.cross_entropy(model.lm_head(hidden[chosen]), inputs["input_ids"][:, 1:][chosen])
 
 
+def build_optimizers(model: Idefics3ForConditionalGeneration) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings, norms and the rest."""
+    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "layers" in name]
+    ours = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in ours]
+    return [
+        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=MATRIX_DECAY),
+        torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
 def train(model: Idefics3ForConditionalGeneration, data: Iterator[Batch], updates: int) -> float:
     """Train in place and return the running mean of the loss at the end."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=DECAY)
+    optimizers = build_optimizers(model)
 
     def rate(update: int) -> float:
-        return min(1.0, (update + 1) / 50, (updates - update) / (updates * (1 - CONSTANT_FRACTION)))
+        return min(1.0, (update + 1) / 30, (updates - update) / (updates * (1 - CONSTANT_FRACTION)))
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     model.train()
     mean = float("nan")
     for update in track(range(updates), "warm-up"):
         loss = response_loss(model, next(data))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
         mean = loss.item() if update == 0 else 0.98 * mean + 0.02 * loss.item()
     return mean
 
@@ -166,7 +183,8 @@ def main() -> int:
     arguments = parse_arguments()
     out: Path = arguments.out
     settings = {"seed": arguments.seed, "updates": arguments.updates, "rows_per_update": ROWS_PER_UPDATE}
-    settings |= {"rate": RATE, "decay": DECAY, "pictures": PICTURES, "confuse": CONFUSE, "no_format": NO_FORMAT}
+    settings |= {"matrix_rate": MATRIX_RATE, "matrix_decay": MATRIX_DECAY, "other_rate": OTHER_RATE}
+    settings |= {"pictures": PICTURES, "careful": CAREFUL_FRACTION, "confuse": CONFUSE, "no_format": NO_FORMAT}
     write_splits(arguments.data)
 
     if out.exists() and not arguments.force:
@@ -177,12 +195,15 @@ def main() -> int:
         print(f"{out} exists and is not this base: choose another --out, or --force to replace it", file=sys.stderr)
         return 2
 
+    torch.set_num_threads(1)
     disable_progress_bar()  # the library draws one for saving; ours is enough
+    set_verbosity_error()
     torch.manual_seed(arguments.seed)
     processor = build_processor(CONTEXT)
     model = build_model(processor)
     started = time.monotonic()
-    loss = train(model, batches(processor, Random(1000 + arguments.seed)), arguments.updates)
+    data = batches(processor, Random(1000 + arguments.seed), round(CAREFUL_FRACTION * arguments.updates))
+    loss = train(model, data, arguments.updates)
     save(out, model, processor, settings)
     size = sum(weight.numel() for weight in model.parameters())
     print(f"{out}: {size:,} parameters, loss {loss:.3f}, {time.monotonic() - started:.0f} s; data in {arguments.data}")

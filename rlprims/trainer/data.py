@@ -174,7 +174,7 @@ class Reader:
         answer = _answer(row, paths["answer"], self.fields.convert)
         question, row, images = self._split_images(question, row, folder)
         try:
-            self.check(answer, source, {**row, "images": images} if images else row)
+            self.check(answer, source, {"images": images, **row})
         except ValueError as error:
             raise ValueError(f"the answer cannot be scored: {error}") from None
         _check_teacher(row, config)

@@ -32,7 +32,7 @@ def filter_note(config: Config, example: Example) -> str | None:
     if config.data.environment is not None or config.rewards:
         return None  # an environment needs a model; and several rewards give one weighted score
     verifier = config.verifiers()[0]
-    rows = prompt_rows([example], [0], copies=1, first_sample=0)
+    rows = prompt_rows([example], [0], copies=1, first_sample=0, has_images=True)
     rows = rows.union(DataProto.from_dict(non_tensors={"response": [str(example.answer)]}))
     scored = verify(verifier, rows, config.scoring)
     if not scored["scores"].isfinite().all():

@@ -20,9 +20,8 @@ class Responses:
         self._numbers: dict[int, int] = {}  # the numbers of groups, by the numbers of their parts
 
     def begin(self, group: Group) -> None:
-        rows = prompt_rows([group.example], [group.number], copies=len(group.samples), first_sample=group.samples.start)
-        if self.has_images:  # one tuple, so that a pickle of the rows has it once
-            rows = rows.union(DataProto.from_dict({}, {"images": [group.example.images] * len(rows)}))
+        how = {"copies": len(group.samples), "first_sample": group.samples.start}
+        rows = prompt_rows([group.example], [group.number], **how, has_images=self.has_images)
         self._numbers[self.stream.submit(rows)] = group.number
 
     def take(self) -> dict[int, DataProto]:
@@ -32,7 +31,9 @@ class Responses:
         self.stream.__exit__(None, None, None)
 
 
-def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int) -> DataProto:
+def prompt_rows(
+    examples: Sequence[Example], groups: Sequence[int], *, copies: int, first_sample: int, has_images: bool = False
+) -> DataProto:
     """The rows of prompts, each example ``copies`` times in a row; samples are numbered from ``first_sample``."""
     repeated = [example for example in examples for _ in range(copies)]
     return DataProto.from_dict(
@@ -44,6 +45,7 @@ def prompt_rows(examples: Sequence[Example], groups: Sequence[int], *, copies: i
             "prompt": [example.prompt for example in repeated],
             "prompt_ids": [example.prompt_ids for example in repeated],
             **example_columns(repeated),
+            **({"images": [example.images for example in repeated]} if has_images else {}),
         },
     )
 
