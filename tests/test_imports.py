@@ -54,6 +54,7 @@ INSIDE_TRANSFORMERS = {
     "transformers.integrations.sdpa_attention",  # attention over packed rows
     "transformers.masking_utils",  # its masks
     "transformers.models.auto.modeling_auto",  # the types that it loads as causal language models
+    "transformers.models.auto.processing_auto",  # the class of a type's processor
 }
 """Modules without a promise of stability; ``transformers.utils`` is documented."""
 

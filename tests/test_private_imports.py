@@ -26,6 +26,7 @@ REASONS = {
     "what is decided before a cluster starts, or when a call of it fails": """
         execution/test_execution_cluster execution/test_execution_devices execution/test_execution_division
         execution/test_execution_options execution/test_execution_options_of_sampling execution/test_execution_reasons
+        trainer/test_vision_run
     """,
     "the families of models that are served, each of which is tried": """
         execution/test_execution_balance execution/test_execution_head execution/test_execution_packed
@@ -46,6 +47,9 @@ REASONS = {
     "the parser that reads the commands in files of the examples": "examples/test_clusters",
     "what a run says when it is killed, in a process without a run": "trainer/test_words",
     "the words that docstrings share": "test_described",
+    "the rows of ranks and of micro-batches, and what a worker of a verifier reads": """
+        vision/test_columns vision/test_rows
+    """,
 }
 
 

@@ -36,7 +36,7 @@ OF_NEWER_VERSIONS = pytest.mark.skipif(
     ("kind", "changes", "what", "found"),
     [
         ("qwen2", {"vocab_size": 30}, "vocabulary", "30 rows of the embedding, largest token 31"),
-        ("qwen2_5_vl", {}, "type of the model", "a qwen2_5_vl is refused: it is multimodal"),
+        ("llava_next", {}, "type of the model", "a llava_next is refused: it is multimodal"),
         ("reformer", {"is_decoder": True}, "type of the model", "a reformer is refused: "),
         ("t5", {}, "type of the model", "t5: no causal language model"),
         pytest.param(
