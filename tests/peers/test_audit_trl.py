@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from trl import GRPOTrainer, RLOOTrainer
 
 from examples.audit_hooks import TRL
