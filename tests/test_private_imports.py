@@ -48,7 +48,9 @@ REASONS = {
     "the parser that reads the commands in files of the examples": "examples/test_clusters",
     "what a run says when it is killed, in a process without a run": "trainer/test_words",
     "the words that docstrings share": "test_described",
-    "images in the micro-batches of ranks, and on a page": "vision/test_columns vision/test_records",
+    "the rows of ranks and of micro-batches, and what a worker of a verifier reads": """
+        vision/test_columns vision/test_rows
+    """,
 }
 
 

@@ -34,7 +34,7 @@ QUESTIONS = {
     "colour": "Which colour has the largest dot?",
 }
 
-CONFUSE = 0.65  # chance that the teacher forgets a dot, or answers for the smallest one
+CONFUSE = 0.75  # chance that the teacher forgets a dot, or answers for the smallest one
 NO_FORMAT = 0.15  # chance of forgetting the tags
 
 TRAIN_ROWS, TRAIN_SEED = 3072, 1

@@ -10,8 +10,9 @@ from typing import Any
 from PIL import Image
 from transformers import AutoTokenizer, Idefics3Config
 
-sys.path.append(str(Path(__file__).parents[2] / "examples" / "dots"))
-from processor import PATCHES, build_processor
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "examples" / "dots"))
+from processor import PATCHES, build_processor  # noqa: E402 - of examples/dots
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -40,4 +41,4 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(model())
 
 
-__all__ = ["BLUE", "GREEN", "PATCHES", "RED", "encoded", "model", "picture", "tokenizer"]
+__all__ = ["BLUE", "GREEN", "PATCHES", "RED", "ROOT", "build_processor", "encoded", "model", "picture", "tokenizer"]

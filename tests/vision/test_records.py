@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rlprims.data_proto import DataProto
-from rlprims.reports import _rollout_page
 from rlprims.reports.rollouts import write_page
 from rlprims.runs.records import read_rollouts, record_lines
 from tests.reports.made_runs import MakeRun, sample
@@ -50,9 +49,7 @@ def test_the_first_row_of_a_group_has_its_images(make_run: MakeRun) -> None:
     assert all("images" not in line for line in record_lines(1, batch(None), "trained", str))
 
 
-def test_the_page_has_the_images_of_a_group_and_no_other_content(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_has_the_images_of_a_group_and_no_other_content(make_run: MakeRun, tmp_path: Path) -> None:
     hostile = ["<img src=x>", 'AAAA" onerror="alert(1)', "javascript:alert(1)", "data:text/html;base64,AAAA", "%3Csvg"]
     rows = [sample(0, images=[TEXT[0], *hostile]), sample(1, group=1), sample(2, group=2, images=[TEXT[1]])]
     page = write_page(make_run(rollouts={1: rows}), tmp_path / "page.html")
@@ -60,9 +57,8 @@ def test_the_page_has_the_images_of_a_group_and_no_other_content(
     policy = next(a["content"] for _, a in Reader(page.read_text()).tags if a.get("http-equiv"))
     assert policy is not None
     assert "img-src data:;" in policy
-    monkeypatch.setattr(_rollout_page, "_LARGEST_IMAGE", len(TEXT[1]) - 1)
-    page = write_page(tmp_path / "run", tmp_path / "small.html")
-    assert embedded(page)["steps"][0]["groups"][2]["images"] == []
+    large = make_run("large", rollouts={1: [sample(0, images=["A" * 2_000_004, TEXT[0]])]})
+    assert embedded(write_page(large, tmp_path / "page.html"))["steps"][0]["groups"][0]["images"] == TEXT[:1]
 
 
 def test_a_damaged_record_of_images_is_named(make_run: MakeRun) -> None:

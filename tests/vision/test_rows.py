@@ -1,6 +1,7 @@
 """Rows with images become examples whose images follow them: from the file to what verifiers read, in every layout."""
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from rlprims.data_proto import DataProto
 from rlprims.execution import BatchStream
+from rlprims.rewards._outcome import encoded as encoded_row
 from rlprims.trainer.data import DataConfig, Example, Examples, load_examples
 from rlprims.trainer.scoring.rewards import answer_check, call_rewards
 from rlprims.trainer.scoring.settings import RewardConfig, ScoringConfig
@@ -203,6 +205,10 @@ def test_a_group_has_its_images_once_and_verifiers_get_them(tmp_path: Path) -> N
     scores = call_rewards([reward], batch, ScoringConfig()).scores
     assert scores.tolist() == [1.0] * 12
     answer_check([reward])("red", "", {"images": ()})
+
+
+def test_workers_and_servers_get_base64() -> None:
+    assert json.loads(encoded_row((RED, b""))) == [base64.b64encode(RED).decode(), ""]
 
 
 def test_batches_of_texts_have_no_column(tmp_path: Path) -> None:

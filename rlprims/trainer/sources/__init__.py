@@ -29,7 +29,8 @@ def sources_of(
     count: Callable[[Iterable[str]], None] = lambda causes: None,
 ) -> Callable[[Sampling], GroupSource]:
     """A function that opens a source of groups. ``count`` is called with the causes of the problems of episodes."""
-    width, has_images = max(len(example.prompt_ids) for example in examples), any(e.images for e in examples)
+    widths, seen = zip(*((len(example.prompt_ids), bool(example.images)) for example in examples), strict=True)
+    width, has_images = max(widths), any(seen)
     runner = None if config.data.environment is None else EpisodeRunner(config, execution, tokenizer, count)
 
     def stream(sampling: Sampling, prompt_width: int | None) -> Stream:
