@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
 from rlprims import algorithms
@@ -261,6 +262,10 @@ def test_adapters_are_beside_the_language_model_alone(saved, targets, tmp_path):
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "policy").eval()
     with torch.no_grad():
         close(each_alone(merged, load_processor(str(tmp_path / "policy")), batch), now)
+        beside = PeftModel.from_pretrained(
+            AutoModelForImageTextToText.from_pretrained(folder), tmp_path / "policy_adapter"
+        )
+        close(each_alone(beside.base_model.model.eval(), processor, batch), now)
 
 
 def test_a_placeholder_is_never_sampled_and_has_no_share(saved, tmp_path):
@@ -283,6 +288,18 @@ def test_a_placeholder_is_never_sampled_and_has_no_share(saved, tmp_path):
     assert execution.entropies(batch).isfinite().all()
     top = execution.top_tokens(batch, vision_zoo.VOCABULARY - len(placeholders(model.config)))
     assert not torch.isin(top[batch["response_mask"]], torch.tensor(placeholders(model.config))).any()
+
+
+def test_a_reference_reads_images_and_follows(saved):
+    folder, processor, _ = saved("smolvlm")
+    batch, optimizer = batch_of(processor), OptimizerConfig(name="muon", lr=1e-2)
+    how = {"algorithm": algorithms.grpo(kl_coef=0.1), "optimizer": optimizer, "vision": "trained"}
+    for follows in (None, {"rate": 1.0, "every": 1}):
+        training = training_of(folder, **how, reference_follows=follows)
+        assert torch.equal(training.log_probs(batch), training.log_probs(batch, reference=True))
+        update(training, batch)
+        same = torch.equal(training.log_probs(batch), training.log_probs(batch, reference=True))
+        assert same == (follows is not None)
 
 
 def test_text_alone_needs_no_column_of_images(saved):

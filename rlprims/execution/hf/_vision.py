@@ -27,12 +27,11 @@ _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocess
 
 
 def tower(model: Any) -> dict[str, nn.Parameter]:
-    """The parameters outside the language model and its head, by name; none for a type without vision."""
+    """The parameters beside the language model and below a head, by name; none for a type without vision."""
     if getattr(model.config, "model_type", None) not in VISION_MODELS:
         return {}
-    text = [*model.get_decoder().parameters(), *model.get_output_embeddings().parameters()]
-    of_text = {id(parameter) for parameter in text}
-    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in of_text}
+    seeing = {id(x) for x in model.base_model.parameters()} - {id(x) for x in model.get_decoder().parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in seeing}
 
 
 def freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
