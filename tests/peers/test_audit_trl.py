@@ -58,12 +58,9 @@ def test_a_step_that_trl_made_is_named(name, tmp_path):
     _, _, trainer = train(trainer_class, tmp_path, steps=4, reward_funcs=rewards, **settings)
     step = trainer.steps[3]
     if name in RLOO_MATCHES:  # TRL keeps the old log-probs of responses, not of tokens: those of the first step
-        step = {**trainer.steps[2], "old_per_token_logps": trainer.steps[0]["log_probs"]}
+        step = {**trainer.steps[2], "old_log_probs": trainer.steps[0]["log_probs"]}
     found = audit.identify(step, tolerance=1e-4)  # TRL's log-probs are float32
-    attention = torch.cat([step["prompt_mask"], step["completion_mask"]], 1)
-    checked = audit.check(
-        {**step, "attention_mask": attention}
-    )  # nothing is wrong but the denominator, which is a note
+    checked = audit.check(step)  # nothing is wrong but the denominator, which is a note
     assert checked.codes == (("N3",) if WINDOW in NAMES[name][0] else ())
     assert {"M4", "M8", "M9"} <= set(audit.CHECKS) - set(checked.silent)
     loss, mean = NAMES[name]
