@@ -63,6 +63,7 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
                 "stream=true",
                 "max_staleness=1",
                 "steps=2",
+                "audit=true",
                 "ray.training_workers=1",
                 "ray.engine=vllm",
                 f"ray.kv_cache_bytes={64 << 20}",
@@ -83,6 +84,8 @@ def test_the_metrics_are_those_of_one_process(
     for name in ("ray", "local"):
         where = (f"run_dir={tmp_path / name}", f"execution={name}")
         rlprims("train", config, *where, *changes)
+    audits = [tmp_path / name / "audit.json" for name in ("ray", "local") if "audit=true" in changes]
+    assert len({json.loads(path.read_text())["stages"]["advantages"]["said"] for path in audits}) == bool(audits)
     pairs = zip(metrics_of(tmp_path / "ray"), metrics_of(tmp_path / "local"), strict=True)
     for ours, theirs in pairs:
         assert ours.pop("kind") == theirs.pop("kind")
