@@ -1,8 +1,5 @@
-"""What a notebook shows: tables and figures. Pictures need the extra ``lab``.
+"""Tables for notebooks. Files of ``examples`` show the advantage, loss and gradient of each token with them."""
 
-Files of ``examples`` are built on it: they show the advantage, loss and gradient of each token.
-"""
+from rlprims.lab._display import Table
 
-from rlprims.lab._display import Table, figure
-
-__all__ = ["Table", "figure"]
+__all__ = ["Table"]
