@@ -6,6 +6,7 @@ In a notebook, with this file beside it; the picture needs matplotlib (``rlprims
 >>> picture = surrogate(algorithms.dapo()).draw()
 """
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, BoundFunction, use
-from rlprims.lab import Table, figure
+from rlprims.lab import Table
 
 _COLOURS = {1: "#00803c", -1: "#c8322d"}  # one line is also dashed, for colour-blind readers
 
@@ -42,10 +43,10 @@ class Surrogate:
         return Table(columns, title=self.name)
 
     def draw(self) -> Any:
-        """A matplotlib Figure, as :func:`figure` makes it: the loss and the coefficient over the ratio."""
-        picture = figure(9, 3.4)
-        axes = picture.subplots(1, 2)
-        picture.suptitle(self.name, fontsize=11)
+        """A matplotlib Figure, as :func:`picture` makes it: the loss and the coefficient over the ratio."""
+        drawn = picture(9, 3.4)
+        axes = drawn.subplots(1, 2)
+        drawn.suptitle(self.name, fontsize=11)
         shown = ((self.loss, "loss"), (self.coefficient, "coefficient  −∂loss/∂log π / A"))
         for axis, (what, label) in zip(axes, shown, strict=True):
             for sign, values in what.items():
@@ -56,7 +57,7 @@ class Surrogate:
             axis.set(xlabel="ratio  π / π_old", ylabel=label, facecolor="white")
             axis.spines[["top", "right"]].set_visible(False)
             axis.legend(frameon=False)
-        return picture
+        return drawn
 
     def __repr__(self) -> str:
         every = max(1, len(self.ratio) // 12)
@@ -99,3 +100,25 @@ def surrogate(
         (gradient,) = torch.autograd.grad(values.sum(), log_probs)
         losses[sign], coefficients[sign] = values.detach()[:, 0], -sign * gradient[:, 0] + 0.0
     return Surrogate(str(bound), ratio, losses, coefficients)
+
+
+def picture(width: float = 8.0, height: float = 3.4) -> Any:
+    """An empty matplotlib Figure, in inches, that any notebook shows as the value of a cell.
+
+    A notebook shows a plain ``matplotlib.figure.Figure`` only after ``%matplotlib inline`` or an import of pyplot;
+    otherwise it prints text. This figure has its own PNG representation. Needs the extra ``lab``.
+
+    >>> drawn = picture(4, 3)
+    >>> axis = drawn.subplots()
+    >>> drawn._repr_png_()[:4]
+    b'\\x89PNG'
+    """
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            png = io.BytesIO()
+            self.savefig(png, format="png", dpi=90, metadata={"Software": None})
+            return png.getvalue()
+
+    return Picture(figsize=(width, height), layout="constrained", facecolor="white")

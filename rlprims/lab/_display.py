@@ -1,6 +1,5 @@
-"""What a notebook shows: tables, which are plain text in a terminal, and figures."""
+"""Tables for notebooks, which are plain text in a terminal."""
 
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
@@ -99,28 +98,6 @@ class Table:
         more = f"<p>{self._more}</p>" if self._more else ""
         inner = f"{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
         return f"{_STYLE}<table class='rlprims-table'>{inner}</table>{more}"
-
-
-def figure(width: float = 8.0, height: float = 3.4) -> Any:
-    """An empty matplotlib Figure, in inches, that any notebook shows as the value of a cell.
-
-    A notebook shows a plain ``matplotlib.figure.Figure`` only after ``%matplotlib inline`` or an import of pyplot;
-    otherwise it prints text. This figure has its own PNG representation. Needs the extra ``lab``.
-
-    >>> picture = figure(4, 3)
-    >>> axis = picture.subplots()
-    >>> picture._repr_png_()[:4]
-    b'\\x89PNG'
-    """
-    from matplotlib.figure import Figure
-
-    class Picture(Figure):
-        def _repr_png_(self) -> bytes:
-            png = io.BytesIO()
-            self.savefig(png, format="png", dpi=90, metadata={"Software": None})
-            return png.getvalue()
-
-    return Picture(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def _text(value: Any) -> str:

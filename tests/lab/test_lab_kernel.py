@@ -34,7 +34,7 @@ def test_every_picture_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     resources = {"metadata": {"path": str(NOTEBOOKS)}}
     executed = NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
     assert pictures(executed) == 3
-    assert executed.cells[-1].outputs[0].data.keys() == {"text/plain"}  # so the others do need lab.figure
+    assert executed.cells[-1].outputs[0].data.keys() == {"text/plain"}  # so the others do need picture
 
 
 def test_every_stored_picture_is_of_a_figure_that_shows_itself() -> None:
@@ -43,4 +43,4 @@ def test_every_stored_picture_is_of_a_figure_that_shows_itself() -> None:
             source = "".join(cell["source"])
             assert "Figure(" not in source, path.name
             if pictures({"cells": [cell]}):
-                assert "lab.figure(" in source or ".draw()" in source, path.name
+                assert "picture(" in source or ".draw()" in source, path.name
