@@ -45,7 +45,8 @@ def _load(auto: Any, path: str, config: ModelConfig, **changes: Any) -> tuple[nn
         reason = f"{str(error).splitlines()[0]}{only_in_shards(path)}"
         if config.attention is not None and "attention implementation" in reason:
             reason = f"this type has no attention {config.attention}: leave model.attention out"
-        raise ValueError(f"cannot load {path!r} as {auto.__name__}: {reason}") from error
+        kind = (auto or AutoModelForCausalLM).__name__
+        raise ValueError(f"cannot load {path!r} as {kind}: {reason}") from error
     # No dropout, so that tokens have the same log-prob in sampling and in training.
     return model.to(usable_device(config)).eval(), sorted(info["missing_keys"])
 
