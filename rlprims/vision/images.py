@@ -42,7 +42,7 @@ def decode(image: Any) -> Any:
             if not (0 < width <= MOST_SIDE and 0 < height <= MOST_SIDE and width * height <= most):
                 limits = f"1 to {MOST_SIDE} pixels on a side and at most {most} in all"
                 raise ValueError(f"expected {limits}, got {width} x {height}")
-            if (frames := getattr(image, "n_frames", 1)) > 1:
+            if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a photo and its preview
                 raise ValueError(f"expected one frame, got {frames}: save one of them")
             if image.mode[0] in "IF":
                 raise ValueError(f"expected 8 bits for a channel, got mode {image.mode}: save it with 8 bits")

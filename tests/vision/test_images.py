@@ -71,6 +71,13 @@ def test_a_photo_is_turned_as_its_exif_data_say() -> None:
     assert decode(encoded(image, "JPEG", exif=exif)).size == (2, 4)
 
 
+def test_of_a_photo_with_a_second_picture_in_its_file_the_first_is_read() -> None:
+    """As phones write them: a JPEG, with a preview or a map of depths after it."""
+    data = encoded(picture("red"), "MPO", save_all=True, append_images=[picture("blue")])
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    assert decode(data).getpixel((0, 0))[0] > 250
+
+
 def gif() -> bytes:
     return encoded(picture("red"), "GIF", save_all=True, append_images=[picture("blue")])
 
