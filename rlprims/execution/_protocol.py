@@ -48,6 +48,8 @@ class RunNeeds(TypedDict):
     """None: those of the policy."""
     critic_freeze: NotRequired[tuple[str, ...]]
     """Parts of names; the critic's weights with one in their name are not trained."""
+    images: NotRequired[bool]
+    """Whether rows have images: a cluster loads the part of a model that reads them only then."""
 
 
 class UpdateReport(NamedTuple):

@@ -61,12 +61,11 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
-    if config.execution == "ray" or config.model.vision == "none":
-        what = "model.vision: none" if config.execution == "local" else "execution: ray"
-        if any(example.images for rows in (training, *evaluation.values()) for example in rows.rows):
-            fix = "set execution: local and model.vision: frozen, or data.images: null"
-            raise ValueError(f"{what} reads texts, and rows have images: {fix}")
-    backend = _backend(config, path, tokenizer, ends, console)
+    images = any(example.images for rows in (training, *evaluation.values()) for example in rows.rows)
+    if images and config.model.vision == "none":
+        fix = "set model.vision: frozen, or data.images: null"
+        raise ValueError(f"model.vision: none reads texts, and rows have images: {fix}")
+    backend = _backend(config, path, tokenizer, ends, console, images)
     execution = backend
     if config.replay is not None:
         known: dict[str, Any] = {"scores": config.replay_scores, "tokenizer": tokenizer, "end_ids": ends}
@@ -74,7 +73,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     return Parts(tokenizer, training, evaluation, execution, backend)
 
 
-def _backend(config: Config, path: str, tokenizer: Any, ends: list[int], console: Console) -> Any:
+def _backend(config: Config, path: str, tokenizer: Any, ends: list[int], console: Console, images: bool) -> Any:
     from rlprims.execution.hf._rules import rules_of  # here, because it loads transformers
 
     samplings = (config.sampling, *(one.sampling.over(config.sampling) for one in config.evaluations().values()))
@@ -90,6 +89,7 @@ def _backend(config: Config, path: str, tokenizer: Any, ends: list[int], console
         "critic_optimizer": config.critic.optimizer,
         "critic_updates": config.steps * upc * config.critic.updates_per_policy_update,
         "critic_freeze": config.critic.freeze,
+        "images": images,
     }
     if config.execution == "local":
         from rlprims.execution.local import LocalExecution

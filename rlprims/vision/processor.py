@@ -46,6 +46,23 @@ def _for_images(of_all: Any) -> Any:
     return type(of_all.__name__, (of_all, WithoutVideos), changes)
 
 
+def collapsed(ids: list[int], blocks: Sequence[list[int]], placeholder: int) -> list[int]:
+    """The ids with one placeholder for each image, in the place of its block of tokens.
+
+    >>> collapsed([5, 9, 9, 6, 9, 7], [[9, 9], [9]], 1)
+    [5, 1, 6, 1, 7]
+    """
+    found, begin = list[int](), 0
+    for number, block in enumerate(blocks):
+        places = range(begin, len(ids) - len(block) + 1)
+        place = next((i for i in places if ids[i : i + len(block)] == block), None)
+        if place is None:
+            raise ValueError(f"image {number} of the prompt: expected its {len(block)} tokens, got others")
+        found += [*ids[begin:place], placeholder]
+        begin = place + len(block)
+    return found + ids[begin:]
+
+
 def prompt(
     processor: Any, messages: Any, images: Sequence[bytes], tools: Any = None, arguments: Any = None
 ) -> tuple[str, list[int]]:

@@ -208,7 +208,7 @@ class Generation:
         seeds = sample_seeds(seed, prompts["sample_id"].tolist())
         lengths = [len(prompt) if self.one_length else 0 for prompt in ids]
         starts = [i for i in range(len(ids)) if i % self.max_rows == 0 or lengths[i] != lengths[i - 1]] or [0]
-        images = [tuple(row or ()) for row in prompts.non_tensor_batch.get(IMAGES, [None] * len(ids))]
+        images = images_of(prompts)
         ends = pairwise([*starts, len(ids)])
         parts = [self._sample(ids[i:j], images[i:j], seeds[i:j], sampling) for i, j in ends]
         columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
@@ -257,6 +257,11 @@ class Generation:
             return any(stop in text for stop in sampling.stop)
 
         return ends
+
+
+def images_of(prompts: DataProto) -> list[tuple[bytes, ...]]:
+    """The images of each row, if it has any."""
+    return [tuple(row or ()) for row in prompts.non_tensor_batch.get(IMAGES, [None] * len(prompts))]
 
 
 def prompt_ids(prompts: DataProto, prompt_width: int | None) -> list[list[int]]:

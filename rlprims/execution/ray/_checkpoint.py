@@ -38,6 +38,7 @@ from rlprims._files import sha256
 from rlprims.execution.hf._adapters import check_base, frozen, is_adapted, sum_of_bits, trained
 from rlprims.execution.hf._models import adapter_of, save_adapter_of, shards_of
 from rlprims.execution.hf._train_state import TrainState
+from rlprims.execution.hf._vision import copy_processor, tower
 from rlprims.execution.ray._fsdp import whole
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -132,6 +133,8 @@ class Saver:
         config.save_pretrained(shards)
         if module.can_generate():
             module.generation_config.save_pretrained(shards)
+        if tower(module):
+            copy_processor(module.config.name_or_path, shards)
         if copied.adapter:
             save_adapter_of(module, directory / name, copied.adapter, base_checksum=self._checksums[name])
         (directory / f"{name}_optimizer.json").write_text(json.dumps({"update": copied.update}))
@@ -191,9 +194,10 @@ def checksum(module: Any, group: dist.ProcessGroup | None = None) -> str:
 
 
 def _weights(module: Any) -> dict[str, Any]:
-    """This rank's shards of the trained weights, by name. Tied weights have only their first name."""
+    """This rank's shards of the trained weights and the part that reads images. Tied ones have their first name."""
     once: dict[int, str] = {}
-    state: dict[str, Any] = get_model_state_dict(module, options=StateDictOptions(ignore_frozen_params=True))
+    of_trained = StateDictOptions(ignore_frozen_params=not tower(module))
+    state: dict[str, Any] = get_model_state_dict(module, options=of_trained)
     for name, x in state.items():
         local = x.to_local() if isinstance(x, DTensor) else x
         once.setdefault(local.data_ptr() if local.numel() else -len(once) - 1, name)

@@ -11,9 +11,10 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from rlprims.execution import ModelConfig, RayConfig, RunNeeds, Sampling
-from rlprims.execution.hf._families import check_type
+from rlprims.execution.hf._families import check_type, sees
 from rlprims.execution.hf._models import device_of
 from rlprims.execution.hf._routes import routed_layers
+from rlprims.execution.hf._vision import check_vision
 from rlprims.execution.ray._tensor_parallel import check_plans
 
 _DECIDED = {
@@ -28,6 +29,8 @@ _COPIES = "data_parallel"
 """The beginning of options by which vLLM runs several copies of a model."""
 _OTHER_PROCESSES = {"pipeline_parallel_size", "prefill_context_parallel_size", "nnodes"}
 """Options by which an engine has other processes than those of ``ray.tensor_parallel_size``."""
+SERVED = ("idefics3",)
+"""Types whose rows with images vLLM samples as the ranks compute them, by the tests."""
 _MOST_LOG_PROBS = 32_768
 """Tokens of a vocabulary whose log-probs vLLM may return for each sampled token, as a Python object each."""
 
@@ -35,8 +38,10 @@ _MOST_LOG_PROBS = 32_768
 def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     """Raise a ValueError if cluster and models do not fit together."""
     if model.vision == "trained":
-        raise ValueError("model.vision: trained needs execution: local, because a cluster reads no images yet")
-    check_type(AutoConfig.from_pretrained(model.path), vision=False)
+        raise ValueError("model.vision: trained needs execution: local, because ranks do not train the part that sees")
+    if run.get("images"):
+        _check_images(cluster, model, run)
+    check_type(AutoConfig.from_pretrained(model.path), vision=run.get("images", False))
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
     for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():
@@ -127,6 +132,21 @@ def _known_options() -> set[str]:
         for line in part.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
+
+
+def _check_images(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
+    """Raise an error for rows with images and what no test has with them."""
+    kind = AutoConfig.from_pretrained(model.path).model_type
+    if not sees(model):
+        raise ValueError(f"rows have images: expected a model that sees, got {kind} with vision: {model.vision}")
+    if cluster.engine == "vllm" and kind not in SERVED:
+        tested = f"expected a type that vLLM is tested with ({', '.join(SERVED)}), got {kind}"
+        raise ValueError(f"rows have images: {tested}; use ray.engine: hf, or execution: local")
+    check_vision(model, run["algorithm"])
+    names = ("colocate", "cpu_offload", "tensor_parallel_size", "training_tensor_parallel")
+    changed = [f"ray.{name}" for name in names if getattr(cluster, name) != RayConfig.model_fields[name].default]
+    for name in [*changed, *["model.lora"] * (model.lora is not None)]:
+        raise ValueError(f"{name}: not yet on a cluster with rows that have images: leave it out, or data.images: null")
 
 
 def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:

@@ -30,7 +30,7 @@ class ModelEngine:
         self.module = adapt(load_causal_lm(model.path, model), model.engine_lora)
         self.device = next(self.module.parameters()).device
         rows = model.max_rows_per_generation
-        self._generation = Generation(self.module, tokenizer, max_rows=rows, routes=model.replay_routes)
+        self._generation = Generation(self.module, tokenizer, max_rows=rows, routes=model.replay_routes, model=model)
         self._calls: dict[int, Callable[[], DataProto]] = {}
         self.version = 0
 

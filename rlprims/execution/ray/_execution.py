@@ -70,7 +70,8 @@ class RayExecution:
         begun = time.monotonic()
         model = with_whole_paths(model)
         check(cluster, model.here(weights=False), run)  # each worker fetches the weights for itself
-        model = model.model_copy(update={"vision": "none"})
+        if not run.get("images"):
+            model = model.model_copy(update={"vision": "none"})
         self.tokenizer = tokenizer
         self.pad_token_id, _ = special_ids(GenerationConfig.from_pretrained(model.here(weights=False).path), tokenizer)
         self.tolerance = TOLERANCE[cluster.mixed_precision or model.dtype]
@@ -182,7 +183,7 @@ class RayExecution:
     def time_plain_sampling(self, batch: DataProto, sampling: Sampling | None = None) -> float | None:
         """Time the engine's own ``generate`` on the prompts of a batch, with responses of the same lengths.
 
-        Seconds; None for the engine ``hf``. With ``sampling`` requests have seeds and log-probs, as in a run.
+        Seconds; None for ``hf`` and for images. With ``sampling`` requests have seeds and log-probs, as in a run.
         """
         self.sharing.give_to_engines()
         return self.rollouts.time_plain_sampling(batch, sampling)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from vllm import LLM, EngineArgs, RequestOutput, SamplingParams, TokensPrompt, envs
 from vllm.config import StructuredOutputsConfig, WeightTransferConfig
 from vllm.config.lora import MaxLoRARanks
@@ -27,11 +27,14 @@ from rlprims.execution._ray_config import memory_options
 from rlprims.execution.hf import prompt_ids, special_ids, with_responses
 from rlprims.execution.hf._adapters import save_adapter
 from rlprims.execution.hf._draw import sample_seeds
+from rlprims.execution.hf._families import sees
 from rlprims.execution.hf._routes import routed_layers
 from rlprims.execution.hf._rules import rules_of
-from rlprims.execution.hf._sampling import Responses
+from rlprims.execution.hf._sampling import Responses, images_of
+from rlprims.execution.hf._vision import placeholders
 from rlprims.execution.ray._checks import check_options, check_truncation
 from rlprims.execution.ray._kept import rows_of_log_probs, rows_of_masks, sets_of
+from rlprims.execution.ray._vllm_images import Pictures
 from rlprims.execution.ray._vllm_worker import PREFIX, WorkerExtension
 from rlprims.execution.ray._wire import Sums, differences
 from rlprims.routing import UNKNOWN, align
@@ -122,6 +125,9 @@ class VllmEngine:
             ) from None
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
+        self.pictures = Pictures(self.llm, model.path) if sees(model) else None
+        if self.pictures:
+            self.llm.collective_rpc("ban", args=(placeholders(AutoConfig.from_pretrained(model.path)),))
         self._calls: dict[int, _Call] = {}
         self._recomputes = cluster.running_requests == "recompute"
         self.version = 0  # the version of the weights
@@ -140,18 +146,24 @@ class VllmEngine:
         requests = list[str]()
         self._prepare(sampling)
         try:
-            for row, (prompt, request_seed) in enumerate(zip(ids, seeds, strict=True)):
+            for row, (prompt, images, request_seed) in enumerate(zip(ids, images_of(prompts), seeds, strict=True)):
                 ends = [] if sampling.ignore_eos else self.end_ids
                 parameters = self._parameters(sampling, request_seed, ends=ends)
-                requests.append(self._add(f"{call}/{row}", prompt, parameters))
+                requests.append(self._add(f"{call}/{row}", prompt, parameters, images))
         except BaseException:  # for example if a prompt is too long
             self.llm.llm_engine.abort_request(requests, internal=True)
             raise
         self._calls[call] = _Call(prompts, sampling, prompt_width, [None] * len(ids))
 
-    def _add(self, name: str, tokens: list[int], parameters: SamplingParams) -> str:
+    def _add(self, name: str, tokens: list[int], parameters: SamplingParams, images: tuple[bytes, ...] = ()) -> str:
         # The salt hides cached keys and values of older weights, which stay while requests run.
-        salted, lora = tokens_input(tokens, cache_salt=str(self.version)), self.adapter and self.adapter.request
+        salt, lora = str(self.version), self.adapter and self.adapter.request
+        if not images:
+            salted = tokens_input(tokens, cache_salt=salt)
+        elif self.pictures:
+            salted = self.pictures(tokens, images, salt)
+        else:
+            raise ValueError("rows have images: expected an execution with images=True, got an engine of texts")
         return str(self.llm.llm_engine.add_request(name, salted, parameters, lora_request=lora))
 
     def step(self) -> dict[int, DataProto]:
@@ -258,6 +270,8 @@ class VllmEngine:
         return torch.cat(found)
 
     def sample_plainly(self, batch: DataProto, sampling: Sampling | None) -> bool:
+        if any(images_of(batch)):
+            return False
         lengths = batch["response_mask"].sum(-1).tolist()
         seeds = sample_seeds(0, range(len(batch))).tolist()
         parameters = [
@@ -323,6 +337,9 @@ class VllmEngine:
 
     def mismatched_tensors(self, sent: Sums) -> list[str]:
         fused = self.llm.collective_rpc("fused_names")[0]
+        if self.pictures:
+            names = self.llm.collective_rpc("names_of", args=(list(sent),))[0]
+            sent = dict(zip(names, sent.values(), strict=True))
         return differences(sent, self.llm.collective_rpc("held_sums"), fused)
 
 

@@ -175,6 +175,17 @@ class WorkerExtension:
         sampler.SamplingMaskTensors = _Masks
         self.model_runner.sampler.return_sampling_mask = wanted
 
+    def ban(self, tokens: list[int]) -> None:
+        """Give tokens the probability 0, as :func:`rlprims.execution.hf._vision.ban_placeholders` does."""
+        model = self.model_runner.get_model()
+        compute = model.compute_logits
+
+        def without(*args: Any, **options: Any) -> Tensor:
+            logits: Tensor = compute(*args, **options)
+            return logits.index_fill_(-1, torch.tensor(tokens, device=logits.device), -torch.inf)
+
+        model.compute_logits = without
+
     def received_sums(self) -> Sums:
         """Return the checksums of the tensors that the last update brought."""
         sums: Sums = self.weight_transfer_engine.received
@@ -194,6 +205,11 @@ class WorkerExtension:
         self.weight_transfer_engine.reset_weight_update_target()
         self._weight_update_active = False
         self.weight_transfer_engine.shutdown()
+
+    def names_of(self, names: list[str]) -> list[str]:
+        """Return vLLM's name of each of the checkpoint's names."""
+        mapper = getattr(self.model_runner.get_model(), "hf_to_vllm_mapper", None)
+        return names if mapper is None else [mapper._map_name(name) or name for name in names]
 
     def fused_names(self) -> dict[str, list[str]]:
         """Return the checkpoint's names that vLLM joins into one parameter, by the joined name, such as qkv_proj."""

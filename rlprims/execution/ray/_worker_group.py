@@ -19,6 +19,7 @@ from torch import Tensor
 from rlprims.batching import balance
 from rlprims.data_proto import DataProto
 from rlprims.execution.hf import without_tokens
+from rlprims.execution.hf._vision import IMAGES
 from rlprims.execution.ray._calls import WorkerLost, dispatch, fetch, marked
 from rlprims.execution.ray._head import START, wait
 from rlprims.execution.ray._pool import Pool
@@ -187,11 +188,12 @@ def _joined(results: list[Any], rows: list[list[int]], size: int) -> Any:
 
 
 def columns_of(batch: DataProto, names: Collection[str] | Literal["tensors", "all"]) -> DataProto:
-    """Return the batch with only the tensors of these names, or with all tensors; or with all columns."""
+    """Return the batch with only the tensors of these names, or with all tensors, and images; or with all columns."""
     if names == "all":
         return batch
     there = [name for name in dict(batch.batch.items()) if names == "tensors" or name in names]
-    return batch.select(batch_keys=there, non_tensor_batch_keys=[], meta_info_keys=[])
+    images = [IMAGES] if IMAGES in batch.non_tensor_batch else []
+    return batch.select(batch_keys=there, non_tensor_batch_keys=images, meta_info_keys=[])
 
 
 def divided(batch: DataProto, ranks: int, *, share_prompts: bool, together: str = "trajectory_ids") -> list[list[int]]:

@@ -1,0 +1,234 @@
+"""Rows with images on a cluster: the numbers of the local execution, and of each row alone in transformers."""
+
+import pickle
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from rlprims import algorithms
+from rlprims.data_proto import DataProto
+from rlprims.execution import ModelConfig, OptimizerConfig, RayConfig, Sampling
+from rlprims.execution.hf import export_model
+from rlprims.execution.hf._vision import placeholders, tower
+from rlprims.execution.local import LocalExecution
+from rlprims.vision.processor import collapsed, load_processor
+from tests.execution import vision_zoo
+from tests.execution.test_execution_vision import batch_of, close, each_alone, prompts_of, read_by
+
+pytestmark = pytest.mark.ray
+KIND = "idefics3"
+A, B, C = (vision_zoo.picture(i, *size) for i, size in enumerate([(20, 12), (8, 30), (16, 16)]))
+ROWS = [("ab{}c", [A])] * 2 + [("d{}{}", [B, C])] * 2 + [("1+2=", [])] * 2 + [("ab{}c", [C])] * 2
+"""Pairs. The first and the last pair have different images of equal token counts."""
+SAMPLING = Sampling(max_new_tokens=8)
+GRPO = algorithms.grpo()
+SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)  # Adam makes much of differences in rounding
+
+
+def saved_to(folder, kind=KIND):
+    """vLLM's attention on a CPU takes heads of 32 and more."""
+    with patch.dict(vision_zoo.TEXT, head_dim=32, hidden_size=64):
+        return vision_zoo.save(kind, folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(saved_to(tmp_path_factory.mktemp(KIND)))
+
+
+@pytest.fixture(scope="module")
+def processor(folder):
+    return load_processor(folder)
+
+
+def run_of(folder, **model):
+    config = ModelConfig(path=folder, device="cpu", **model)
+    needs = {"algorithm": GRPO, "temperature": 1.0, "updates": 10, "images": True}
+    return config, {"tokenizer": vision_zoo.tokenizer(), **needs}
+
+
+def local(folder, **model):
+    config, run = run_of(folder, **model)
+    return LocalExecution(config, SLOW, **run)
+
+
+def cluster(folder, *, settings=None, algorithm=GRPO, **how):
+    from rlprims.execution.ray import RayExecution
+    from rlprims.execution.ray._cluster import connect
+
+    connect(None, cpus=64)  # logical ones: several executions live at once
+    config, run = run_of(folder, **(settings or {}))
+    limits = dict.fromkeys(("call_timeout", "training_timeout"), 120.0)
+    how = {"engine": "vllm", "kv_cache_bytes": 64 << 20, "start_timeout": 480.0, **limits, **how}
+    return RayExecution(RayConfig(**how), config, SLOW, **run | {"algorithm": algorithm})
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder):
+    execution = cluster(folder, training_workers=2)
+    yield execution
+    execution.close()
+
+
+def sampled(execution, processor, seed, rows=ROWS, sampling=SAMPLING):
+    return execution.generate(prompts_of(processor, rows), sampling, seed=seed, prompt_width=None)
+
+
+def with_advantages(batch, old, reference):
+    """Advantages of pairs, which differ in sign."""
+    signs = torch.tensor([1.0, -1.0]).repeat(len(batch) // 2)[:, None]
+    columns = {"advantages": signs * batch["response_mask"], "old_log_probs": old, "ref_log_probs": reference}
+    return batch.union(DataProto.from_dict(tensors=columns))
+
+
+def same_steps(one, many, model, processor, count=3):
+    """Step by step: the same tokens, log-probs, loss and norm, after a verified sync of the weights."""
+    before = None
+    for step in range(count):
+        mine, theirs = (sampled(each, processor, step) for each in (one, many))
+        assert torch.equal(mine["responses"], theirs["responses"])
+        close(theirs["rollout_log_probs"], mine["rollout_log_probs"], atol=2e-5)
+        assert not torch.isin(theirs["responses"], torch.tensor(placeholders(model.config))).any()
+        scored, again = one.log_probs(theirs), many.log_probs(theirs)
+        close(again, scored, atol=1e-5)
+        close(theirs["rollout_log_probs"], again, atol=2e-5)
+        if step == 0:
+            with torch.no_grad():
+                close(again, each_alone(model, processor, theirs, ROWS), atol=2e-5)
+        else:
+            assert (one.log_probs(before) - before["rollout_log_probs"]).abs().max() > 1e-3  # the weights have moved
+        reference, first = (each.log_probs(theirs, reference=True) for each in (one, many))
+        close(first, reference, atol=1e-5)
+        batch = with_advantages(theirs, again, first)
+        a, b = one.update(batch, GRPO), many.update(batch, GRPO)
+        assert b.loss == pytest.approx(a.loss, abs=1e-5)
+        assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-4)
+        assert a.grad_norm > 1e-3
+        one.sync_weights()
+        many.sync_weights()
+        before = theirs
+
+
+def test_three_steps_as_one_process(folder, processor, two_ranks):
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    same_steps(local(folder), two_ranks, model, processor)
+
+
+def test_three_steps_with_the_engine_of_transformers(folder, processor):
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    many = cluster(folder, training_workers=1, engine="hf")
+    same_steps(local(folder), many, model, processor)
+    many.close()
+
+
+def test_images_follow_their_rows_over_two_ranks(processor, two_ranks):
+    """In any order of the rows; with the images of the first and the last pair exchanged these rows alone change."""
+    batch = batch_of(processor, ROWS)
+    expected = two_ranks.log_probs(batch)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(1))
+    close(two_ranks.log_probs(batch[order]), expected[order])
+    images = batch["images"].copy()
+    images[[0, 1, 6, 7]] = images[[6, 7, 0, 1]]
+    exchanged = DataProto.from_dict(dict(batch.batch.items()), {"images": list(images)})
+    moved = (two_ranks.log_probs(exchanged) - expected).abs().amax(-1)
+    assert (moved[[0, 1, 6, 7]] > 1e-3).all()
+    assert (moved[2:6] < 1e-5).all()
+
+
+def test_a_sync_compares_the_part_that_sees(folder, two_ranks):
+    """An engine tells of each tensor that it does not hold as it was sent, of both parts."""
+    import ray
+
+    sent = two_ranks.rollouts.sent
+    seeing = tower(AutoModelForImageTextToText.from_pretrained(folder))
+    assert seeing.keys() < sent.keys()
+    (engine,) = two_ranks.rollouts.workers
+    assert ray.get(engine.mismatched_tensors.remote(sent)) == []
+    for part in (seeing.keys(), sent.keys() - seeing.keys()):
+        wrong = {name: (n, total + (name in part)) for name, (n, total) in sent.items()}
+        assert len(ray.get(engine.mismatched_tensors.remote(wrong))) > 0.3 * len(part)
+
+
+def test_a_placeholder_is_never_sampled_and_has_no_share(folder, processor, tmp_path):
+    """It would be the likeliest token; without it the other probabilities sum to 1."""
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    head = model.get_output_embeddings().weight.data
+    for token in placeholders(model.config):
+        head[token] = 5 * head[5:30].abs().max() * head[7].sign()
+    model.save_pretrained(saved_to(tmp_path))
+    execution = cluster(str(tmp_path))
+    for sampling in (SAMPLING, Sampling(max_new_tokens=8, top_k=5)):
+        batch = sampled(execution, processor, 0, sampling=sampling)
+        assert not torch.isin(batch["responses"], torch.tensor(placeholders(model.config))).any()
+        close(execution.log_probs(batch), batch["rollout_log_probs"], atol=2e-5)
+    execution.close()
+
+
+def test_a_checkpoint_of_two_ranks_resumed_and_exported(folder, processor, two_ranks, tmp_path):
+    batch = sampled(two_ranks, processor, 5)
+    reference = two_ranks.log_probs(batch, reference=True)
+    two_ranks.update(with_advantages(batch, two_ranks.log_probs(batch), reference), GRPO)
+    two_ranks.save(tmp_path / "step")()
+    now = two_ranks.log_probs(batch)
+    two_ranks.update(with_advantages(batch, now, reference), GRPO)
+    assert (two_ranks.log_probs(batch) - now).abs().max() > 1e-4
+    two_ranks.load(tmp_path / "step")
+    assert torch.equal(two_ranks.log_probs(batch), now)
+    export_model(tmp_path / "step" / "policy", tmp_path / "exported")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "exported").eval()
+    with torch.no_grad():
+        close(each_alone(model, load_processor(str(tmp_path / "exported")), batch, ROWS), now, atol=2e-5)
+
+
+def test_a_group_has_its_images_once_on_the_way_to_a_rank():
+    from rlprims.execution.ray._worker_group import columns_of
+
+    images = (bytes(torch.randint(0, 256, (100_000,), dtype=torch.uint8).tolist()),)
+    tensors = {"response_mask": torch.ones(16, 4, dtype=torch.bool)}
+    batch = DataProto.from_dict(tensors, {"images": [images] * 16, "text": ["x" * 100_000] * 16})
+    sent = columns_of(batch, "tensors").select_idxs(np.arange(8))
+    assert sent["images"].tolist() == [images] * 8
+    assert 100_000 < len(pickle.dumps(sent)) < 110_000
+
+
+def test_one_placeholder_for_each_image(processor):
+    """Of what the processor of transformers has expanded."""
+    text, images = "a{}b{}", [B, C]
+    ids = read_by(processor, text, images)["input_ids"][0].tolist()
+    marked = text.format(*[f"<begin>{processor.image_token}<end>"] * 2)
+    blocks = [read_by(processor, "{}", [image])["input_ids"][0].tolist()[1:-1] for image in images]
+    (placeholder,) = vision_zoo.tokenizer().encode(processor.image_token)
+    assert collapsed(ids, blocks, placeholder) == vision_zoo.tokenizer().encode(marked)
+    with pytest.raises(ValueError, match=r"image 1 of the prompt: expected its .* tokens"):
+        collapsed(ids, [*blocks[:1], [0] * 3], placeholder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"vision": "trained"}}, "model.vision: trained needs execution: local"),
+        (
+            {"settings": {"vision": "none"}},
+            "rows have images: expected a model that sees, got idefics3 with vision: none",
+        ),
+        ({"settings": {"packing": True}}, "model.packing: true: not yet"),
+        ({"settings": {"lora": {}}}, "model.lora: not yet on a cluster"),
+        ({"algorithm": algorithms.ppo()}, "a critic: not yet"),
+        ({"colocate": True}, "ray.colocate: not yet on a cluster"),
+        ({"cpu_offload": True}, "ray.cpu_offload: not yet"),
+        ({"tensor_parallel_size": 2}, "ray.tensor_parallel_size: not yet"),
+        ({"training_workers": 2, "training_tensor_parallel": 2}, "ray.training_tensor_parallel: not yet"),
+    ],
+)
+def test_what_no_test_has_is_refused_before_anything_starts(folder, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        cluster(folder, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_a_type_that_no_test_has_on_vllm_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"vLLM is tested with .*, got qwen3_5; use ray\.engine: hf"):
+        cluster(str(saved_to(tmp_path, "qwen3_5")))
