@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rlprims.algorithms import Algorithm, BoundFunction, use
-from rlprims.lab import Table
 
 _COLOURS = {1: "#00803c", -1: "#c8322d"}  # one line is also dashed, for colour-blind readers
 
@@ -36,11 +35,12 @@ class Surrogate:
     loss: dict[int, Tensor]
     coefficient: dict[int, Tensor]
 
-    def table(self) -> Table:
+    def columns(self) -> dict[str, list[float]]:
+        """The numbers by name, as ``pandas.DataFrame`` takes them."""
         columns = {"ratio": self.ratio.tolist()}
         for what, values in (("loss", self.loss), ("coefficient", self.coefficient)):
             columns |= {f"{what} A={sign:+d}": column.tolist() for sign, column in values.items()}
-        return Table(columns, title=self.name)
+        return columns
 
     def draw(self) -> Any:
         """A matplotlib Figure, as :func:`picture` makes it: the loss and the coefficient over the ratio."""
@@ -61,8 +61,10 @@ class Surrogate:
 
     def __repr__(self) -> str:
         every = max(1, len(self.ratio) // 12)
-        shown = {name: column[::every] for name, column in self.table().columns.items()}
-        return repr(Table(shown, title=f"{self.name}, every {every}. of {len(self.ratio)} ratios"))
+        columns = [[name, *(f"{x + 0.0:.4g}" for x in column[::every])] for name, column in self.columns().items()]
+        aligned = ([cell.rjust(max(map(len, column))) for cell in column] for column in columns)
+        title = f"{self.name}, every {every}. of {len(self.ratio)} ratios"
+        return "\n".join([title, *map("  ".join, zip(*aligned, strict=True))])
 
 
 def surrogate(

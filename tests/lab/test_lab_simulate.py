@@ -17,7 +17,7 @@ REINFORCE = algorithms.reinforce()
 
 
 def test_its_examples() -> None:
-    assert doctest.testmod(examples.simulate) == (0, 4)
+    assert doctest.testmod(examples.simulate) == (0, 7)
 
 
 def test_a_preset_must_be_called() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 import examples.explain
 from examples.explain import explain
-from rlprims import algorithms, lab
+from examples.simulate import Table
+from rlprims import algorithms
 
 
 def test_its_examples():
@@ -43,7 +44,7 @@ def test_an_unknown_preset_is_refused():
 
 
 def test_html_escapes_what_a_model_wrote_and_the_terminal_names_its_controls():
-    table = lab.Table({"token": ["<script>", "\x1b[2J", "a\nb"], "push": [1.0, -2.0, 0.0]}, coloured=("push",))
+    table = Table({"token": ["<script>", "\x1b[2J", "a\nb"], "push": [1.0, -2.0, 0.0]}, coloured=("push",))
     html = table._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
@@ -53,7 +54,7 @@ def test_html_escapes_what_a_model_wrote_and_the_terminal_names_its_controls():
 
 
 def test_long_tables_are_cut_when_shown_and_whole_when_read():
-    table = lab.Table({"row": list(range(100))})
+    table = Table({"row": list(range(100))})
     assert repr(table).endswith("… 40 more rows")
     assert "40 more rows" in table._repr_html_()
     assert len(table) == len(list(table.rows())) == 100
@@ -61,6 +62,6 @@ def test_long_tables_are_cut_when_shown_and_whole_when_read():
 
 def test_columns_must_be_as_long_and_names_must_exist():
     with pytest.raises(ValueError, match="expected the same number in each"):
-        lab.Table({"a": [1], "b": []})
+        Table({"a": [1], "b": []})
     with pytest.raises(ValueError, match="no column 'b'"):
-        lab.Table({"a": [1]})["b"]
+        Table({"a": [1]})["b"]
