@@ -64,14 +64,14 @@ programs run in the folder `examples`.
 {estimators}
 
 - *masked is absent*: a NaN outside the mask reaches the value or a gradient, because losses are multiplied by the mask.
-- *padding changes nothing*, of estimators: rewards outside the mask are summed.
+- *padding changes nothing*, *batches may be merged*, of estimators: rewards outside the mask are summed.
 - *nothing valid gives zero*, *empty batches are legal*: a micro-batch without a token gives NaN.
 - *far log ratios*, *impossible tokens*: exp of a log-ratio above 88, or of a token of probability 0, is not clamped.
 - *gradient is the derivative*: a weight is detached on purpose (CISPO, DPPO, the token ratio of GSPO): no error.
 - *float32 whatever comes in*: bf16 log-probs are computed in bf16.
 - *equal rewards give zero*: rounding errors stay, or are divided by a std of rounding errors.
 - *a scale passes or cancels*: a group of one keeps its score, and the others are divided by their std.
-- *nan stays in its group*, *batches may be merged*, of estimators that whiten: they read the whole batch by design.
+- *nan stays in its group*, of estimators that whiten: they read the whole batch by design.
 
 {programs}
 
