@@ -123,6 +123,8 @@ A step of {rows} responses of up to {width:,} tokens, one thread:
 |---|---|---|---|
 {timed}
 
+{made}
+
 ## Bugs that `audit.check` finds
 
 Each is planted in a right step ([tests/audit/bugs.py](../../tests/audit/bugs.py)), with three seeds in each setup:
