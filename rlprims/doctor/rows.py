@@ -187,7 +187,8 @@ def survey(asked: Rows, tokens: Callable[[Any], Tokens] | None = None) -> Survey
         except ValueError as error:
             bad.add(place, error)
             continue
-        own = row if plays else [ours.get(name) for name in ("messages", *NEEDED[use])]
+        names = ("messages", *NEEDED[use], *({str(getattr(config, "images", ""))} & row.keys()))
+        own = row if plays else [ours.get(name) for name in names]
         content = json.dumps(own, default=str, sort_keys=True)
         contents[content] += 1
         lengths.append(len(as_tokens.ids) if as_tokens and as_tokens.ids else len(content))

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from rlprims.data_proto import DataProto
+from rlprims.doctor.rows import of_file, survey
 from rlprims.execution import BatchStream
 from rlprims.rewards._outcome import encoded as encoded_row
 from rlprims.trainer.data import DataConfig, Example, Examples, load_examples
@@ -205,6 +206,12 @@ def test_a_group_has_its_images_once_and_verifiers_get_them(tmp_path: Path) -> N
     scores = call_rewards([reward], batch, ScoringConfig()).scores
     assert scores.tolist() == [1.0] * 12
     answer_check([reward])("red", "", {"images": ()})
+
+
+def test_rows_with_other_images_are_no_duplicates(tmp_path: Path) -> None:
+    rows = [{"question": "Where?", "answer": "1", "images": [name]} for name in ("a.png", "b.png", "a.png")]
+    path = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
+    assert sorted(survey(of_file(path, "prompts", None, "chat", None)).contents.values()) == [1, 2]
 
 
 def test_workers_and_servers_get_base64() -> None:
