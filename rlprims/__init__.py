@@ -11,29 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _MODULES = (
-    "advantage",
-    "algorithms",
-    "audit",
-    "batching",
-    "controllers",
-    "corrections",
-    "diagnostics",
-    "ended",
-    "filters",
-    "grouping",
-    "layout",
-    "logprobs",
-    "losses",
-    "masking",
-    "ratios",
-    "rewards",
-    "routing",
-    "scan",
-    "testing",
-    "trajectories",
-    "turns",
-    "types",
-)
+    "advantage", "algorithms", "audit", "batching", "controllers", "corrections", "diagnostics", "ended", "filters",
+    "grouping", "layout", "logprobs", "losses", "masking", "ratios", "rewards", "routing", "scan", "testing",
+    "trajectories", "turns", "types",
+)  # fmt: skip
 
 __all__ = ["DataProto", "__version__", *_MODULES]
 

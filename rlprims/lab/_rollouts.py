@@ -11,9 +11,7 @@ import torch
 
 from rlprims.data_proto import DataProto
 from rlprims.ended import Ended
-from rlprims.execution import ModelConfig, Sampling
 from rlprims.grouping import dense_ids
-from rlprims.logprobs import from_logits
 from rlprims.runs.records import RecordedRow, read_rollouts
 from rlprims.runs.rows import BadRows, read_rows
 
@@ -46,9 +44,7 @@ def load_jsonl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:
     return _batch(_lines(Path(path)), str(path), tokenize)
 
 
-def load_run(
-    run: Path | str, step: int | Sequence[int] | None = None, *, policy: Path | str | None = None
-) -> DataProto:
+def load_run(run: Path | str, step: int | Sequence[int] | None = None) -> DataProto:
     """Load the samples of recorded steps of our trainer, with dropped groups and surplus; ``step`` is a column.
 
     Scores, verifier columns and log-probs are the recorded ones. In a row that was not trained on, ``old_log_probs``
@@ -58,11 +54,9 @@ def load_run(
         run: a run directory.
         step: a recorded step, or several, such as ``range(10, 41, 10)``; the last by default. A group that is in
             several of them is loaded once, from the first in which it was trained on.
-        policy: a Hugging Face model, such as ``checkpoints/step_000050/policy`` of the run. ``log_probs`` are then its
-            log-probs of the recorded tokens, so that ratios compare it with the policy that was trained.
 
     Raises:
-        ValueError: nothing is recorded at that step; or with ``policy``, no token ids, or truncated sampling.
+        ValueError: nothing is recorded at that step.
     """
     run = Path(run)
     steps = [step] if step is None or isinstance(step, int) else list(step)
@@ -71,36 +65,7 @@ def load_run(
     rows = [row for row in rows if row.group is None or row.step == of_group[row.group]]
     episodes = any(row.turn_ids for row in rows)
     numbers = dict.fromkeys(name for row in rows for name, x in row.columns.items() if isinstance(x, int | float))
-    data = _batch([_record(row, episodes, numbers) for row in rows], str(run), words)
-    return data if policy is None else data.union(_log_probs(rows, data, policy, _temperature(run)))
-
-
-def _temperature(run: Path) -> float:
-    import yaml
-
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    sampling = Sampling.model_validate(config.get("sampling", {}))
-    if sampling.truncates:
-        how = f"{run} sampled with top_k, top_p or min_p"
-        raise ValueError(f"{how}: policy= compares whole distributions; load it without policy")
-    return sampling.temperature
-
-
-def _log_probs(rows: Sequence[RecordedRow], data: DataProto, policy: Path | str, temperature: float) -> DataProto:
-    """Compute the log-probs row by row, which is fast enough for a few rollouts."""
-    if not all(row.prompt_ids and len(row.response_ids) == len(row.tokens) for row in rows):
-        raise ValueError("policy=: some rows have no prompt_ids or response_ids, expected both in every row")
-    from rlprims.execution.hf._models import load_causal_lm
-
-    model = load_causal_lm(str(policy), ModelConfig(path=str(policy), device="cpu", packing=False))
-    found = torch.zeros(data["response_mask"].shape)
-    with torch.inference_mode():
-        for at, row in enumerate(rows):
-            ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
-            first = len(row.prompt_ids)
-            logits = model(input_ids=ids).logits[:, first - 1 : -1]
-            found[at, : len(row.response_ids)] = from_logits(logits, ids[:, first:], temperature=temperature)[0]
-    return DataProto.from_dict(tensors={"log_probs": found})
+    return _batch([_record(row, episodes, numbers) for row in rows], str(run), words)
 
 
 def load_verl(path: Path | str, *, tokenize: Tokenize = words) -> DataProto:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -92,64 +93,8 @@ def subject_of(
     return primitive
 
 
-_ABOUT: dict[Kind, str] = {
-    "advantage": """an advantage estimator: rewards in, one advantage per token out.
-
->>> from rlprims.advantage import rloo
->>> check_advantage(rloo)
->>> def mean_over_padding(rewards, response_mask, cu_seqlens=None):
-...     return rewards - rewards.mean()
->>> check_advantage(mean_over_padding)
-Traceback (most recent call last):
-...
-AssertionError: mean_over_padding breaks ...""",
-    "loss": """a per-token loss: only log_probs, new_values and entropies get a gradient.
-
->>> def surrogate(log_probs, old_log_probs, advantages, response_mask, cu_seqlens=None):
-...     return -(log_probs - old_log_probs).exp() * advantages * response_mask
->>> check_loss(surrogate)
-Traceback (most recent call last):
-...
-AssertionError: surrogate breaks ...""",
-    "aggregation": """an aggregation: per-token ``losses`` to a scalar, the same for every split into micro-batches.
-
-If it takes ``totals`` (and ``group_tokens``, ``row_tokens``, ``trajectory_tokens``), every part is called with those of
-the whole step.
-
->>> from rlprims.losses import token_mean
->>> check_aggregation(token_mean)""",
-    "reward": """a reward function: placement or shaping, per token or per row.
-
->>> from rlprims.rewards import at_last_token
->>> check_reward(at_last_token)""",
-    "weights": """a correction: log-probs in, :class:`rlprims.corrections.Weights` without a gradient out.
-
->>> from rlprims.corrections import importance_weights
->>> check_weights(importance_weights)""",
-    "selector": """a selection of tokens: one bool per token out, with thresholds from the whole batch.
-
-A parameter ``generator`` gets the same generator state in each call.
-
->>> from rlprims.filters import high_entropy
->>> check_selector(high_entropy)""",
-    "filter": """a group filter: scores and groups in, one bool per row out.
-
->>> from rlprims.filters import varied_scores
->>> check_filter(varied_scores)""",
-    "logits": """a function of ``logits`` (..., V), and perhaps ``token_ids`` (...): a log-prob, an entropy.
-
->>> from rlprims.logprobs import entropy_from_logits
->>> check_logits(entropy_from_logits)""",
-    "transforms": """any function of the vocabulary's tensors that returns a tensor: those of torch's transforms only.
-
-These are ``vmap``, ``torch.compile``, FakeTensors and subclasses; and for derivatives with respect to ``inputs``,
-``torch.func.grad``, ``jvp`` and second derivatives.
-
->>> from rlprims.diagnostics import mean_over_tokens
->>> def mean_entropy(entropies, response_mask):
-...     return mean_over_tokens(entropies, response_mask).value()
->>> check_transforms(mean_entropy, effort="quick")""",
-}
+_ABOUT = Path(__file__).with_name("_about.txt").read_text("utf-8")
+"""The docstring of each kind's check."""
 
 
 def _check_of(kind: Kind) -> KindCheck:
@@ -165,7 +110,8 @@ def _check_of(kind: Kind) -> KindCheck:
         check(fn, kind, exempt=exempt, alternatives=alternatives, effort=effort, **hyperparameters)
 
     check_kind.__name__ = check_kind.__qualname__ = f"check_{kind}"
-    about, _, more = _ABOUT[kind].partition("\n")
+    text = _ABOUT.partition(f"\n## {kind}\n")[2].partition("\n\n## ")[0]
+    about, _, more = text.partition("\n")
     check_kind.__doc__ = f"Test the laws for {about}\n\nArguments and errors are those of :func:`check`.\n{more}\n"
     return check_kind
 

@@ -9,9 +9,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from examples.recorded_log_probs import log_probs
 from examples.simulate import compare, simulate
 from rlprims import algorithms, lab
 from rlprims.cli import main
+from rlprims.data_proto import DataProto
 from rlprims.runs.records import read_rollouts
 from tests import tiny
 from tests.trainer.runs import small_run
@@ -125,12 +127,16 @@ def test_a_recorded_run_has_its_old_log_probs_and_several_steps(trained):
         assert (label, score) == (int(whole["group_ids"][row]), float(whole["scores"][row]))
 
 
+def with_log_probs(run, step, policy):
+    return lab.load_run(run, step).union(DataProto.from_dict({"log_probs": log_probs(run, step, policy)}))
+
+
 def test_ratios_of_a_checkpoint_to_what_was_sampled(trained):
     """Of the policy before the step they are 1; of the one after it they are those that transformers gives."""
     policies = {step: trained / f"checkpoints/step_{step:06d}/policy" for step in (2, 4)}
-    before = simulate(algorithms.dapo(), lab.load_run(trained, 3, policy=policies[2]))
+    before = simulate(algorithms.dapo(), with_log_probs(trained, 3, policies[2]))
     assert before["ratio"] == pytest.approx([1.0] * len(before), abs=1e-4)
-    table = simulate(algorithms.dapo(), lab.load_run(trained, 4, policy=policies[4]))
+    table = simulate(algorithms.dapo(), with_log_probs(trained, 4, policies[4]))
     assert max(abs(ratio - 1) for ratio in table["ratio"]) > 1e-3
     row = next(row for row in read_rollouts(trained, 4) if row.status == "trained")
     ids = torch.tensor([row.prompt_ids + row.response_ids])
@@ -144,7 +150,7 @@ def test_a_truncated_sampler_has_no_ratio_of_whole_distributions(trained):
     config = (trained / "config.yaml").read_text()
     (trained / "config.yaml").write_text(config.replace("top_p: 1.0", "top_p: 0.9"))
     with pytest.raises(ValueError, match="sampled with top_k, top_p or min_p"):
-        lab.load_run(trained, 4, policy=trained / "checkpoints/step_000004/policy")
+        log_probs(trained, 4, trained / "checkpoints/step_000004/policy")
     (trained / "config.yaml").write_text(config)
 
 
