@@ -47,7 +47,7 @@ def test_the_teacher_is_right_as_often_as_its_constants_say() -> None:
     said = [(one, teacher(one, rng)) for one in problems if one.answer != one.confused]
     right = sum(text == f"<answer>{one.answer}</answer>" for one, text in said) / len(said)
     assert right == pytest.approx((1 - CONFUSE) * (1 - NO_FORMAT), abs=0.03)
-    careful = [teacher(one, rng, confuse=0.0) for one, _ in said]
+    careful = [(one, teacher(one, rng, confuse=0.0)) for one, _ in said]
     assert all(text in (one.answer, f"<answer>{one.answer}</answer>") for one, text in careful)
 
 

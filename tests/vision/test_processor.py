@@ -17,12 +17,12 @@ def asked(*parts: object) -> list[dict[str, object]]:
 
 
 def test_an_image_is_as_many_tokens_as_it_has_patches() -> None:
-    processor, words = load_processor(str(model())), {"type": "text", "text": "How many red dots?"}
+    processor, words = load_processor(str(model())), {"type": "text", "text": "How many dots?"}
     text, ids = prompt(processor, asked(words, IMAGE), (RED,))
-    assert text == "How many red dots?<image>"
+    assert text == "How many dots?<image>"
     tokens = processor.tokenizer.convert_ids_to_tokens(ids)
     around = "<fake_token_around_image>"
-    assert tokens == [*["How", " many", " red", " dots", "?"], around, "<global-img>", *["<image>"] * PATCHES, around]
+    assert tokens == ["How", " many", " dots", "?", around, "<global-img>", *["<image>"] * PATCHES, around]
     both = prompt(processor, asked(IMAGE, words, IMAGE), (RED, BLUE))[1]
     assert both.count(processor.image_token_id) == 2 * PATCHES
 
@@ -69,9 +69,9 @@ def test_a_model_without_a_processor_of_images(tmp_path) -> None:
 
 def test_a_template_that_writes_only_parts_gets_texts_as_parts() -> None:
     """Otherwise a prompt without images would be empty: templates of several models with vision skip plain texts."""
-    messages = [{"role": "user", "content": "How many red dots?"}]
-    assert tokenizer().apply_chat_template(messages, tokenize=False) != "How many red dots?"
-    assert Chat(tokenizer()).text(messages) == "How many red dots?"
+    messages = [{"role": "user", "content": "How many dots?"}]
+    assert tokenizer().apply_chat_template(messages, tokenize=False) != "How many dots?"
+    assert Chat(tokenizer()).text(messages) == "How many dots?"
     text = AutoTokenizer.from_pretrained(model())
     text.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools.type }}{% endif %}"
-    assert Chat(text).text(messages) == "How many red dots?"
+    assert Chat(text).text(messages) == "How many dots?"
