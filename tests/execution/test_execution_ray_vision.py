@@ -30,7 +30,7 @@ SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)  # Adam makes much of differences in r
 
 def saved_to(folder, kind=KIND):
     """vLLM's attention on a CPU takes heads of 32 and more."""
-    with patch.dict(vision_zoo.TEXT, head_dim=32, hidden_size=64):
+    with patch.dict(vision_zoo.TEXT, head_dim=32):
         return vision_zoo.save(kind, folder)
 
 
@@ -232,3 +232,13 @@ def test_what_no_test_has_is_refused_before_anything_starts(folder, changes, mes
 def test_a_type_that_no_test_has_on_vllm_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"vLLM is tested with .*, got qwen3_5; use ray\.engine: hf"):
         cluster(str(saved_to(tmp_path, "qwen3_5")))
+
+
+def test_a_probe_has_no_placeholder():
+    """Its log-prob is -inf. This tokenizer knows no word of the probe's text."""
+    from rlprims.execution.ray._execution import _probe
+    from tests.vision import made
+
+    probe, special = _probe(made.tokenizer()), set(made.tokenizer().all_special_ids)
+    assert len(set(probe)) >= 8
+    assert not special & set(probe)

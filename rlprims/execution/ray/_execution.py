@@ -250,7 +250,8 @@ def _finish(groups: Sequence[WorkerGroup]) -> dict[str, str]:
 def _probe(tokenizer: Any) -> list[int]:
     """Ordinary text, whose log-probs differ least; if the tokenizer lacks its words, 16 tokens over the vocabulary."""
     text: list[int] = tokenizer.encode(_PROBE)
-    return text if len(set(text)) >= 8 else [token * len(tokenizer) // 16 for token in range(16)]
+    usual = sorted({*range(len(tokenizer))} - {*tokenizer.all_special_ids})  # placeholders have -inf
+    return text if len(set(text)) >= 8 else [usual[token * len(usual) // 16] for token in range(16)]
 
 
 def _probe_batch(probe: Sequence[int]) -> DataProto:
