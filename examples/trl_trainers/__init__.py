@@ -17,7 +17,10 @@ from rlprims.algorithms import Algorithm
 from rlprims.controllers import FixedKL
 
 from ._hooks import Hooks, sampled_mask
+from ._rewards import reward_func
 from ._settings import GRPO, RLOO
+
+__all__ = ["grpo_trainer", "reward_func", "rloo_trainer"]
 
 
 def grpo_trainer(algorithm: Algorithm, base: Any = None) -> Any:

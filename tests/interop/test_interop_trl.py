@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from examples.trl_trainers import grpo_trainer, rloo_trainer
+from examples.trl_trainers import grpo_trainer, reward_func, rloo_trainer
 from rlprims import algorithms, controllers, corrections, filters, losses
 from rlprims.algorithms import KLInReward, LossTerm, use
-from rlprims.interop.trl import reward_func
 from rlprims.rewards import verifiers
 
 
@@ -252,7 +251,7 @@ def test_trl_absent(monkeypatch):
 
 @pytest.mark.slow
 def test_the_import_brings_no_trl():
-    code = "import sys, rlprims.interop.trl, examples.trl_trainers; sys.exit('trl' in sys.modules)"
+    code = "import sys, examples.trl_trainers; sys.exit('trl' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -8,10 +8,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from examples.trl_trainers import _settings, grpo_trainer, rloo_trainer
+from examples.trl_trainers import _settings, grpo_trainer, reward_func, rloo_trainer
 from rlprims import advantage, algorithms, controllers, losses, rewards
 from rlprims.algorithms import KLInReward, LossTerm, use
-from rlprims.interop.trl import reward_func
 from rlprims.rewards import verifiers
 from tests import tiny
 from tests.interop import test_interop_trl
