@@ -1,11 +1,13 @@
 """Rows with images on a cluster: the numbers of the local execution, and of each row alone in transformers."""
 
 import pickle
+from importlib.util import find_spec
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForImageTextToText
 
 from rlprims import algorithms
@@ -23,6 +25,7 @@ KIND = "idefics3"
 A, B, C = (vision_zoo.picture(i, *size) for i, size in enumerate([(20, 12), (8, 30), (16, 16)]))
 ROWS = [("ab{}c", [A])] * 2 + [("d{}{}", [B, C])] * 2 + [("1+2=", [])] * 2 + [("ab{}c", [C])] * 2
 """Pairs. The first and the last pair have different images of equal token counts."""
+WITH_TORCHVISION = find_spec("torchvision") is not None
 SAMPLING = Sampling(max_new_tokens=8)
 GRPO = algorithms.grpo()
 SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)  # Adam makes much of differences in rounding
@@ -30,8 +33,16 @@ SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)  # Adam makes much of differences in r
 
 def saved_to(folder, kind=KIND):
     """vLLM's attention on a CPU takes heads of 32 and more."""
-    with patch.dict(vision_zoo.TEXT, head_dim=32):
-        return vision_zoo.save(kind, folder)
+    vision = vision_zoo.KINDS[kind]["vision"]
+    with (
+        patch.dict(vision_zoo.TEXT, head_dim=32, hidden_size=64),
+        patch.dict(vision_zoo.MROPE, mrope_section=[4, 6, 6]),
+        patch.dict(vision, {"out_hidden_size": 64} if "out_hidden_size" in vision else {}),
+    ):
+        vision_zoo.save(kind, folder)
+    if kind == "qwen2_5_vl" and WITH_TORCHVISION:  # vLLM reads it too
+        transformers.Qwen2VLVideoProcessor(patch_size=4).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +95,14 @@ def with_advantages(batch, old, reference):
     return batch.union(DataProto.from_dict(tensors=columns))
 
 
-def same_steps(one, many, model, processor, count=3):
+def same_steps(one, many, model, processor, count=3, *, same_draws=True):
     """Step by step: the same tokens, log-probs, loss and norm, after a verified sync of the weights."""
     before = None
     for step in range(count):
         mine, theirs = (sampled(each, processor, step) for each in (one, many))
-        assert torch.equal(mine["responses"], theirs["responses"])
-        close(theirs["rollout_log_probs"], mine["rollout_log_probs"], atol=2e-5)
+        if same_draws:
+            assert torch.equal(mine["responses"], theirs["responses"])
+            close(theirs["rollout_log_probs"], mine["rollout_log_probs"], atol=2e-5)
         assert not torch.isin(theirs["responses"], torch.tensor(placeholders(model.config))).any()
         scored, again = one.log_probs(theirs), many.log_probs(theirs)
         close(again, scored, atol=1e-5)
@@ -117,10 +129,12 @@ def test_three_steps_as_one_process(folder, processor, two_ranks):
     same_steps(local(folder), two_ranks, model, processor)
 
 
-def test_three_steps_with_the_engine_of_transformers(folder, processor):
+@pytest.mark.parametrize("kind", vision_zoo.KINDS)
+def test_steps_of_every_type_with_the_engine_of_transformers(kind, tmp_path):
+    folder = str(saved_to(tmp_path, kind))
     model = AutoModelForImageTextToText.from_pretrained(folder).eval()
-    many = cluster(folder, training_workers=1, engine="hf")
-    same_steps(local(folder), many, model, processor)
+    many = cluster(folder, training_workers=2, engine="hf")
+    same_steps(local(folder), many, model, load_processor(folder), count=2)
     many.close()
 
 
@@ -138,18 +152,55 @@ def test_images_follow_their_rows_over_two_ranks(processor, two_ranks):
     assert (moved[2:6] < 1e-5).all()
 
 
-def test_a_sync_compares_the_part_that_sees(folder, two_ranks):
+def test_rows_that_are_sampled_through_a_sync_of_weights(processor, two_ranks):
+    """The weights stay the same, so a request that goes on has the ranks' log-probs, with its images."""
+    prompts, sampling = prompts_of(processor, ROWS), Sampling(max_new_tokens=60, ignore_eos=True)
+    with two_ranks.stream(sampling, seed=7, prompt_width=80, over_updates=True) as stream:
+        numbers = [stream.submit(prompts[i : i + 2]) for i in range(0, len(prompts), 2)]
+        stream.take(0.0)
+        version = two_ranks.weights_version
+        two_ranks.sync_weights()
+        answers = {}
+        while len(answers) < len(numbers):
+            answers |= stream.take()
+    batch = DataProto.concat([answers[number] for number in numbers])
+    assert (batch["weights_version"] == version).any()  # it began before
+    close(two_ranks.log_probs(batch), batch["rollout_log_probs"], atol=2e-5)
+
+
+def assert_compared(execution, model):
     """An engine tells of each tensor that it does not hold as it was sent, of both parts."""
     import ray
 
-    sent = two_ranks.rollouts.sent
-    seeing = tower(AutoModelForImageTextToText.from_pretrained(folder))
+    sent = execution.rollouts.sent
+    seeing = tower(model)
     assert seeing.keys() < sent.keys()
-    (engine,) = two_ranks.rollouts.workers
+    (engine,) = execution.rollouts.workers
     assert ray.get(engine.mismatched_tensors.remote(sent)) == []
     for part in (seeing.keys(), sent.keys() - seeing.keys()):
         wrong = {name: (n, total + (name in part)) for name, (n, total) in sent.items()}
         assert len(ray.get(engine.mismatched_tensors.remote(wrong))) > 0.3 * len(part)
+
+
+def test_a_sync_compares_the_part_that_sees(folder, two_ranks):
+    assert_compared(two_ranks, AutoModelForImageTextToText.from_pretrained(folder))
+
+
+@pytest.mark.skipif(not WITH_TORCHVISION, reason="vLLM needs torchvision for this type")
+def test_three_steps_with_positions_of_three_dimensions(tmp_path):
+    """The draws differ: the local sampler counts by the model's positions, in which an image has fewer than tokens."""
+    folder = str(saved_to(tmp_path, "qwen2_5_vl"))
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    execution = cluster(folder, training_workers=2)
+    assert_compared(execution, model)
+    same_steps(local(folder), execution, model, load_processor(folder), same_draws=False)
+    execution.close()
+
+
+@pytest.mark.skipif(WITH_TORCHVISION, reason="torchvision is installed")
+def test_a_type_that_needs_torchvision_is_refused_without_it(tmp_path):
+    with pytest.raises(ValueError, match=r"vLLM needs torchvision for qwen2_5_vl; install it"):
+        cluster(str(saved_to(tmp_path, "qwen2_5_vl")))
 
 
 def test_a_placeholder_is_never_sampled_and_has_no_share(folder, processor, tmp_path):

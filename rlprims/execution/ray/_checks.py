@@ -29,8 +29,8 @@ _COPIES = "data_parallel"
 """The beginning of options by which vLLM runs several copies of a model."""
 _OTHER_PROCESSES = {"pipeline_parallel_size", "prefill_context_parallel_size", "nnodes"}
 """Options by which an engine has other processes than those of ``ray.tensor_parallel_size``."""
-SERVED = ("idefics3",)
-"""Types whose rows with images vLLM samples as the ranks compute them, by the tests."""
+SERVED = ("idefics3", "qwen2_5_vl")
+"""Types whose rows with images vLLM samples as the ranks compute them, by the tests. The second needs torchvision."""
 _MOST_LOG_PROBS = 32_768
 """Tokens of a vocabulary whose log-probs vLLM may return for each sampled token, as a Python object each."""
 
@@ -142,6 +142,8 @@ def _check_images(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None
     if cluster.engine == "vllm" and kind not in SERVED:
         tested = f"expected a type that vLLM is tested with ({', '.join(SERVED)}), got {kind}"
         raise ValueError(f"rows have images: {tested}; use ray.engine: hf, or execution: local")
+    if cluster.engine == "vllm" and kind in SERVED[1:] and find_spec("torchvision") is None:
+        raise ValueError(f"rows have images: vLLM needs torchvision for {kind}; install it, or use ray.engine: hf")
     check_vision(model, run["algorithm"])
     names = ("colocate", "cpu_offload", "tensor_parallel_size", "training_tensor_parallel")
     changed = [f"ray.{name}" for name in names if getattr(cluster, name) != RayConfig.model_fields[name].default]
