@@ -129,3 +129,15 @@ def test_names_of_trl_are_read() -> None:
     assert named(data, PLAIN) == data
     both = {**data, "prompt_ids": ["no", "tensor"] * 16}  # the name of this library is the one that counts
     assert "G1" not in audit.check(both).silent
+
+
+def test_a_mask_that_lacks_one_token_of_every_row_is_an_error_and_one_that_lacks_a_turn_a_note() -> None:
+    sampled = torch.arange(6) < torch.tensor([6, 3, 5, 4])[:, None]
+    columns = {"rollout_log_probs": -0.5 * sampled, "log_probs": -0.5 * sampled}
+    short = torch.arange(6) < torch.tensor([5, 2, 4, 3])[:, None]
+    (finding,) = audit.check({**columns, "response_mask": short}).findings
+    assert (finding.code, finding.severity, finding.tokens[0]) == ("M10", "error", (0, 5))
+    (finding,) = audit.check(
+        {**columns, "response_mask": torch.arange(6) < torch.tensor([2, 3, 5, 4])[:, None]}
+    ).findings
+    assert (finding.code, finding.severity) == ("M10", "note")
