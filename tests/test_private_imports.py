@@ -17,7 +17,7 @@ REASONS = {
         execution/fsdp_ranks execution/tensor_ranks execution/test_execution_sets execution/v2_process
     """,
     "the wire between ranks and engines, which breaks on purpose": """
-        execution/test_execution_sync execution/test_execution_transfer
+        execution/test_execution_ray_vision execution/test_execution_sync execution/test_execution_transfer
     """,
     "an environment or a cluster that the tests share": """
         execution/execution_contract execution/test_execution_ranks execution/test_execution_start

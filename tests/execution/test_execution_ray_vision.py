@@ -131,10 +131,12 @@ def test_three_steps_as_one_process(folder, processor, two_ranks):
 
 @pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_steps_of_every_type_with_the_engine_of_transformers(kind, tmp_path):
-    folder = str(saved_to(tmp_path, kind))
+    if kind == "smolvlm":
+        pytest.importorskip("num2words")  # its processor asks for it
+    folder = str(vision_zoo.save(kind, tmp_path))
     model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     many = cluster(folder, training_workers=2, engine="hf")
-    same_steps(local(folder), many, model, load_processor(folder), count=2)
+    same_steps(local(folder), many, model, load_processor(folder), count=3 if kind == KIND else 1)
     many.close()
 
 
