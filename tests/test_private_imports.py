@@ -26,7 +26,7 @@ REASONS = {
     "what is decided before a cluster starts, or when a call of it fails": """
         execution/test_execution_cluster execution/test_execution_devices execution/test_execution_division
         execution/test_execution_options execution/test_execution_options_of_sampling execution/test_execution_reasons
-        trainer/test_vision_run execution/test_execution_ray_vision
+        trainer/test_vision_run
     """,
     "the families of models that are served, each of which is tried": """
         execution/test_execution_balance execution/test_execution_head execution/test_execution_packed
