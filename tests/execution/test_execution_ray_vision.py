@@ -33,7 +33,7 @@ SLOW = OptimizerConfig(lr=1e-3, eps=1e-4)  # Adam makes much of differences in r
 
 def saved_to(folder, kind=KIND):
     """vLLM's attention on a CPU takes heads of 32 and more."""
-    vision = vision_zoo.KINDS[kind]["vision"]
+    vision = vision_zoo.MODELS[kind]["vision"]
     with (
         patch.dict(vision_zoo.TEXT, head_dim=32, hidden_size=64),
         patch.dict(vision_zoo.MROPE, mrope_section=[4, 6, 6]),

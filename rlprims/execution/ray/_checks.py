@@ -41,9 +41,9 @@ def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
         raise ValueError("model.vision: trained needs execution: local, because ranks do not train the part that sees")
     if run.get("images"):
         _check_images(cluster, model, run)
-    check_type(AutoConfig.from_pretrained(model.path), vision=run.get("images", False))
     check_plans(cluster, model, run["algorithm"])
     check_engine_options(cluster, model)
+    check_type(AutoConfig.from_pretrained(model.path), vision=run.get("images", False))
     for sampling in run.get("sampling", ()) if cluster.engine == "vllm" else ():
         check_options(sampling)
     if cluster.engine == "vllm" and (_on_cpus(cluster, model) or "speculative_config" in cluster.engine_options):
