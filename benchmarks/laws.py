@@ -129,7 +129,7 @@ For the others `DIR` is a folder with checkouts of their repositories, under the
 - *masked is absent*: a NaN outside the mask reaches the value or a gradient, because losses are multiplied by the mask.
 - *padding changes nothing*, *batches may be merged*, of estimators: rewards outside the mask are summed, or values
   outside it are read by the token before.
-- *nothing valid gives zero*, *empty batches are legal*: a batch without a token, or without a row, gives NaN, or raises,
+- *nothing valid gives zero*, *empty batches are legal*: a batch without a token, or without a row, gives NaN, raises
   or has no gradient. Where a trainer divides by the tokens of its whole step, only a step without a token matters.
 - *far log ratios*, *impossible tokens*: exp of a log-ratio above 88, or of a token of probability 0, is not clamped.
 - *gradient is the derivative*: a weight is detached on purpose (CISPO, DPPO, the token ratio of GSPO), or the ratio is

@@ -210,9 +210,7 @@ def _nemo_rl(**settings: Any) -> Loss:
 
     def loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
         module = own("NeMo-RL", "nemo_rl.algorithms.loss.loss_functions")
-        usual = dict.fromkeys(_NEMO_RL_OFF) | {"token_level_loss": True, "ratio_clip_min": 0.2, "ratio_clip_max": 0.2}
-        zeros = {"reference_policy_kl_penalty": 0.0, "positive_example_nll_weight": 0.0}
-        config = SimpleNamespace(**usual | zeros | {"reference_policy_kl_type": "k3"} | settings)
+        config = module.ClippedPGLossConfig.model_construct(reference_policy_kl_penalty=0.0, **settings)
         shifted = {"advantages": advantages, "prev_logprobs": old_log_probs, "generation_logprobs": old_log_probs}
         data = {name: pad(x, (1, 0)) for name, x in shifted.items()}  # the function leaves out the first column
         data |= {"token_mask": pad(response_mask.float(), (1, 0)), "sample_mask": torch.ones(len(log_probs))}
@@ -221,37 +219,22 @@ def _nemo_rl(**settings: Any) -> Loss:
     return loss
 
 
-_NEMO_RL_OFF = {
-    "disable_ppo_ratio",
-    "force_on_policy_ratio",
-    "kl_input_clamp_value",
-    "kl_output_clamp_value",
-    "ratio_clip_c",
-    "sequence_level_importance_ratios",
-    "truncated_importance_sampling_ratio",
-    "truncated_importance_sampling_ratio_min",
-    "truncated_importance_sampling_type",
-    "use_cispo",
-    "use_importance_sampling_correction",
-    "use_kl_in_reward",
-    "use_on_policy_kl_approximation",
-}
 nemo_rl_grpo, nemo_rl_cispo = _nemo_rl(), _nemo_rl(use_cispo=True)
 nemo_rl_gspo = _nemo_rl(sequence_level_importance_ratios=True, token_level_loss=False)
 
 
-def _nemo_rl_estimator(name: str, **settings: Any) -> Estimator:
+def _nemo_rl_estimator(name: str) -> Estimator:
     """NeMo-RL's estimator of this name, for the sums of rewards; its loss masks the advantages, so this does too."""
 
     def advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
-        estimator = getattr(own("NeMo-RL", "nemo_rl.algorithms.advantage_estimator"), name)
-        loss = SimpleNamespace(use_kl_in_reward=False, reference_policy_kl_penalty=0.0, reference_policy_kl_type="k3")
+        module = own("NeMo-RL", "nemo_rl.algorithms.advantage_estimator")
+        of_loss = own("NeMo-RL", "nemo_rl.algorithms.loss.loss_functions").ClippedPGLossConfig.model_construct()
+        estimator = getattr(module, name)(module.AdvEstimatorConfig.model_construct(), of_loss)
         dtype, before = torch.promote_types(rewards.dtype, torch.float32), torch.get_default_dtype()
         scores = torch.where(response_mask, rewards, 0).to(dtype).sum(-1)
         torch.set_default_dtype(dtype)  # it multiplies the rewards by a matrix of this dtype
         try:
-            found = estimator(SimpleNamespace(**settings), loss)
-            found = found.compute_advantage(group_ids[:, None], scores, response_mask.to(dtype))
+            found = estimator.compute_advantage(group_ids[:, None], scores, response_mask.to(dtype))
         finally:
             torch.set_default_dtype(before)
         return torch.where(response_mask, found, 0)
@@ -259,10 +242,8 @@ def _nemo_rl_estimator(name: str, **settings: Any) -> Estimator:
     return advantages
 
 
-nemo_rl_grpo_advantage = _nemo_rl_estimator(
-    "GRPOAdvantageEstimator", use_leave_one_out_baseline=True, normalize_rewards=True
-)
-nemo_rl_reinforce_plus_plus = _nemo_rl_estimator("ReinforcePlusPlusAdvantageEstimator", minus_baseline=True)
+nemo_rl_grpo_advantage = _nemo_rl_estimator("GRPOAdvantageEstimator")
+nemo_rl_reinforce_plus_plus = _nemo_rl_estimator("ReinforcePlusPlusAdvantageEstimator")
 
 
 def _slime(kind: str) -> Loss:

@@ -1,10 +1,12 @@
 """The files of checkouts in ``examples/peer_functions_of_sources.py``: what runs of them, and what is refused."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.laws import peers
 from examples.peer_functions_of_sources import CHECKOUTS, ESTIMATORS, LOSSES, own
 
 FILES = {
@@ -98,3 +100,18 @@ def test_a_folder_that_is_not_there_is_named(
 def test_every_checkout_has_functions_and_a_commit() -> None:
     assert set(CHECKOUTS) == set(LOSSES) | set(ESTIMATORS)
     assert all(len(commit) == 40 for _, commit in CHECKOUTS.values())
+
+
+def test_the_page_names_the_commit_that_is_here_and_no_trainer_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEER_SOURCES", str(tmp_path))
+    (tmp_path / "ROLL").mkdir()
+    git = ("git", "-C", str(tmp_path / "slime"), "-c", "user.name=x", "-c", "user.email=x@x")
+    subprocess.run(["git", "init", "-q", str(tmp_path / "slime")], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    said = subprocess.run([*git, "log", "-1", "--format=%H"], capture_output=True, text=True, check=True).stdout.strip()
+    versions = {peer.name: peer.version for peer in peers() if peer.name in CHECKOUTS}
+    assert versions["slime"] == f"[{said[:7]}](https://github.com/THUDM/slime/tree/{said})"
+    assert versions["ROLL"].endswith(f"/{CHECKOUTS['ROLL'][1]})")
+    assert not any(versions[name] for name in CHECKOUTS.keys() - {"slime", "ROLL"})
