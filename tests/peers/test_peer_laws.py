@@ -1,17 +1,13 @@
 """``examples/peer_functions.py``: each function computes what its trainer does, and the page has its laws."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
-from benchmarks.laws import table
+from benchmarks.laws import PAGE, SHOWN, peers, row
 from examples import peer_functions
 from rlprims import losses
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "laws.md"
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -45,10 +41,9 @@ def test_a_loss_is_the_formula_of_its_name(name: str) -> None:
 
 
 def test_the_page_has_the_laws_of_today() -> None:
-    page = PAGE.read_text()
-    rows = table("loss", {"verl": "vanilla cispo", "trl": "dapo"}, programs := {})
-    rows += "\n" + table("advantage", {"verl": "rloo"}, programs)
-    for row in rows.splitlines():
-        assert row in page
-    shown = re.findall(r"^## (\w+): (.*)$", page, re.MULTILINE)
-    assert programs.keys() <= set(shown)
+    page, programs, known = PAGE.read_text(), {}, {peer.name: peer for peer in peers()}
+    for name in ("verl_vanilla", "verl_cispo", "trl_dapo"):
+        assert row(known[name.split("_")[0]], name, "loss", programs) in page
+    assert row(known["verl"], "verl_rloo", "advantage", programs) in page
+    assert ("verl_vanilla", "masked is absent") in programs
+    assert all(f"breaks the law that {law}" in page for _, law in SHOWN)
