@@ -120,6 +120,7 @@ def test_an_index_would_take_both_files(built: Path) -> None:
 def test_the_wheel_works_without_any_extra(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import rlprims; print(rlprims.__file__)", cwd=tmp_path)
     assert where.strip().startswith(str(python.parents[1]))
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")  # the page is read in a clone
     run(python, "-c", DOCTEST, ROOT / "README.md", cwd=tmp_path)
     run(python, CLIENT / "client.py", cwd=tmp_path)
     assert "usage: rlprims" in run(python.parent / "rlprims", "--help", cwd=tmp_path)

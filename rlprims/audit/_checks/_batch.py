@@ -112,9 +112,8 @@ def factor(step: Step) -> Said:
 
 BATCH: Checks = {
     "M1": shifted,
-    "M2": lambda step: step.mask & step.of_prompt,
+    **{"M2": lambda step: step.mask & step.of_prompt, "M4": lambda step: step.mask & ~step.attended},
     "M3": lambda step: step.mask & step["observation_mask"].bool(),
-    "M4": lambda step: step.mask & ~step.attended,
     "M5": lambda step: step.mask & ~step.sampled & (step.per_token(step.trainer) < -0.5),
     "M6": lambda step: step.ends(Ended.STOP) & step.attended & ~step.mask,
     "M7": lambda step: step.ends(Ended.LENGTH) & step.mask,
@@ -125,7 +124,9 @@ BATCH: Checks = {
         {"note": (lost.sum(1) == 1)[step.rows].double().mean() < 0.9},
     ),
     **{"G1": mixed, "G2": sizes, "G4": copies},
-    "G3": lambda step: (group_count(step["group_ids"]) == 1).all() & (group_count(_same(step.prompts)) > 1),
+    "G3": lambda step: (
+        ("values" not in step) & (group_count(step["group_ids"]).max() < 2) & (group_count(_same(step.prompts)) > 1)
+    ),
     **{"A1": sums, "A2": other_statistics, "A3": wrong_rows, "A4": of_constant},
     "A5": lambda step: correlation(*step.tokens("gradients", "advantages")) > 0.3,
     "R1": place,
