@@ -5,7 +5,6 @@ import hashlib
 import json
 import pickle
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rlprims.cli import main
 from rlprims.reports import step_page
 from tests import tiny
 from tests.audit.test_identify import centred, clipped, rollouts
+from tests.reports.test_rollout_page import Reader
 
 FORMULAS = ["advantages: advantage.grpo(eps=0.0001)", "loss: losses.clipped_surrogate(clip_high=0.28)",
             "mean: losses.token_mean"]  # fmt: skip
@@ -201,24 +201,6 @@ def test_a_wrong_call_is_one_line(arguments: list[str], message: str, tmp_path: 
 def test_a_code_is_explained_without_a_file(capsys: Run) -> None:
     assert main(["audit", "--explain", "m4"]) == 0
     assert capsys.readouterr().out.startswith("Padding is in the mask")
-
-
-class Reader(HTMLParser):
-    """Elements, and the text of scripts."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.scripts += [""] if tag == "script" else []
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.scripts[-1] += data
 
 
 def test_the_page_has_formulas_findings_and_tokens_and_needs_nothing_else(tmp_path: Path, capsys: Run) -> None:

@@ -111,9 +111,9 @@ def factor(step: Step) -> Said:
 
 
 BATCH: Checks = {
-    "M1": shifted,
-    **{"M2": lambda step: step.mask & step.of_prompt, "M4": lambda step: step.mask & ~step.attended},
+    **{"M1": shifted, "M2": lambda step: step.mask & step.of_prompt},
     "M3": lambda step: step.mask & step["observation_mask"].bool(),
+    "M4": lambda step: step.mask & ~step.attended,
     "M5": lambda step: step.mask & ~step.sampled & (step.per_token(step.trainer) < -0.5),
     "M6": lambda step: step.ends(Ended.STOP) & step.attended & ~step.mask,
     "M7": lambda step: step.ends(Ended.LENGTH) & step.mask,
