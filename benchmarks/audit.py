@@ -101,7 +101,7 @@ def timed() -> list[str]:
         said = "; ".join(each.said for each in found.stages.values())
         lines.append(f"| {given} | {seconds:.1f} | {grown / 1024:.0f} | `{said}` |")
     size = sum(x.nbytes for x in batch.values()) / 2**20
-    return [*lines, f"\nThe batch has {size:.0f} MiB."]
+    return [*lines, f"\nThe batch has {size:.0f} MiB. The second row adds to the peak of the first."]
 
 
 TEXT = """\
