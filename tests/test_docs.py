@@ -166,6 +166,7 @@ def test_every_link_to_a_page_leads_to_it(path: Path) -> None:
     for link, anchor in re.findall(r"\]\(([^)#\s:]*)#?([^)\s:]*)\)", path.read_text()):
         target = (path.parent / link).resolve() if link else path
         assert target.exists(), link
+        assert not target.is_dir() or (target / "README.md").exists(), f"{link}: the site shows files"
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{link}#{anchor}"
 
 
