@@ -6,12 +6,18 @@ A step is made as in tests/audit/test_identify_presets.py, at two sizes. It is n
 numbers to 1e-5.
 """
 
-import resource
+import json
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 
+import numpy
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import _machine
 from rlprims import advantage, audit, losses
@@ -24,6 +30,12 @@ from tests.audit.test_identify_presets import CASES, check, check_gradient, made
 PAGE = Path("docs/benchmarks/audit.md")
 SIZES = ((24, 6), (64, 40))
 ROWS, WIDTH = 512, 2048
+CALLS: tuple[tuple[str, set[str]], ...] = (
+    ("identify", {"gradients", "log_probs", "responses", "rollout_log_probs"}),
+    ("identify", {"scores", "responses", "rollout_log_probs"}),
+    ("report", set()),
+)
+"""Calls, and the columns that they are not given."""
 
 
 def named() -> list[str]:
@@ -68,7 +80,7 @@ def large() -> dict[str, torch.Tensor]:
     """A step of 512 responses of up to 2,048 tokens, by DAPO's clip with a KL."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(WIDTH) < torch.randint(200, WIDTH, (ROWS, 1), generator=generator)
-    old = -torch.rand(ROWS, WIDTH, generator=generator) - 0.1
+    old = -torch.rand(ROWS, WIDTH, generator=generator) - 1
     moved = {
         name: old + by * torch.randn(ROWS, WIDTH, generator=generator)
         for name, by in (("log_probs", 0.1), ("ref", 0.1))
@@ -86,22 +98,55 @@ def large() -> dict[str, torch.Tensor]:
         "old_log_probs": old,
         "ref_log_probs": moved["ref"],
         "log_probs": log_probs.detach(),
+        "rollout_log_probs": old + 1e-3 * torch.randn(ROWS, WIDTH, generator=generator),
+        "responses": torch.randint(1000, (ROWS, WIDTH), generator=generator),
         "gradients": torch.autograd.grad(loss, log_probs)[0],
     }
 
 
 def timed() -> list[str]:
+    """Rows of the table: each call in a process of its own, with the columns in files."""
     batch = large()
     lines = []
-    for given, left_out in (("advantages", {"gradients", "log_probs"}), ("gradients", {"scores"})):
-        columns = {name: x for name, x in batch.items() if name not in left_out}
-        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, process_time()
-        found = audit.identify(columns)
-        seconds, grown = process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        said = "; ".join(each.said for each in found.stages.values())
-        lines.append(f"| {given} | {seconds:.1f} | {grown / 1024:.0f} | `{said}` |")
-    size = sum(x.nbytes for x in batch.values()) / 2**20
-    return [*lines, f"\nThe batch has {size:.0f} MiB. The second row adds to the peak of the first."]
+    with TemporaryDirectory() as folder:
+        for name, x in batch.items():
+            numpy.save(f"{folder}/{name}.npy", x.numpy())
+        for call, left_out in CALLS:
+            columns = batch.keys() - left_out
+            arguments = [sys.executable, "-m", "benchmarks.audit", call, folder, *columns]
+            result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+            size = sum(batch[name].nbytes for name in columns) / 2**20
+            lines.append(f"| `{call}`, {len(columns)} columns | {size:.0f} | {result.stdout.strip()} |")
+    return lines
+
+
+def peak() -> float:
+    """MiB of this process alone: ``ru_maxrss`` also has those of its parent."""
+    return float(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def tensors(run: Callable[[], object]) -> float:
+    """MiB of the tensors that a call makes, at their peak."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    with TemporaryDirectory() as folder:
+        profiled.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    sizes = [x["args"] for x in sorted(events, key=lambda x: x.get("ts", 0)) if x.get("name") == "[memory]"]
+    before = sizes[0]["Total Allocated"] - sizes[0]["Bytes"]
+    return float(max(x["Total Allocated"] for x in sizes) - before) / 2**20
+
+
+def measure(call: str, folder: str, *names: str) -> None:
+    """Print the seconds, the memory and the answer of one call."""
+    batch = {name: torch.from_numpy(numpy.load(f"{folder}/{name}.npy")) for name in names}
+    run = getattr(audit, call)
+    run({name: x[:16, :64] if x.dim() == 2 else x[:16] for name, x in batch.items()})  # what is imported and cached
+    before, began = peak(), process_time()
+    found = run(batch)
+    seconds, grown = process_time() - began, peak() - before
+    said = "; ".join(each.said for each in found.stages.values()) if call == "identify" else str(found).splitlines()[-1]
+    print(f"{tensors(lambda: run(batch)):.0f} | {grown:.0f} | {seconds:.1f} | `{said}`")
 
 
 TEXT = """\
@@ -117,10 +162,11 @@ vocabulary have no gradient by `log_probs`.
 
 Real steps of TRL 1.16 (8 kinds), and 15 results of verl 0.9.1's trainer and actor, are tests of `make test-peers`.
 
-A step of {rows} responses of up to {width:,} tokens, one thread:
+A step of {rows} responses of up to {width:,} tokens, one thread. Tensors are those that the call makes,
+and the process is what it grows by, both at their peaks:
 
-| given | CPU s | MiB more | answer |
-|---|---|---|---|
+| call | batch, MiB | tensors, MiB | process, MiB | CPU s | answer |
+|---|---|---|---|---|---|
 {timed}
 
 {made}
@@ -139,7 +185,6 @@ Each is planted in a right step ([tests/audit/bugs.py](../../tests/audit/bugs.py
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     assert all(made(name, dialect) for name, dialect in CASES)
     lines, count = bugs()
     values = {
@@ -157,4 +202,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    if sys.argv[1:]:
+        measure(*sys.argv[1:])
+    else:
+        main()

@@ -1,9 +1,9 @@
 """The estimator of a step's advantages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from itertools import product
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -11,35 +11,75 @@ from torch import Tensor
 from rlprims import advantage
 from rlprims.algorithms import BoundFunction, use
 from rlprims.audit._candidates import FINE, Options, candidates, of_package
-from rlprims.audit._found import Found, difference, plain, simplest
+from rlprims.audit._found import Found, difference, parts, plain, rows_of, simplest, telling_rows
 from rlprims.grouping import dense_ids
 from rlprims.ratios import Estimator
 from rlprims.rewards import at_last_token, kl_penalty
 
+Fit: TypeAlias = tuple[BoundFunction, BoundFunction | None]
+"""An estimator, and a transform after it."""
 _PARTS = {"ranks": " over all rows of a rank", "micro_batches": " over all rows of a micro-batch"}
 
 
 def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float) -> Found:
-    """The estimator, and the transform after it, that gives ``advantages``."""
+    """The estimator, and the transform after it, that gives ``advantages``.
+
+    Formulas of groups are found on a few groups, and then tried on all, some at a time. Where none holds, as one with
+    statistics of all rows, all formulas are tried on all rows.
+    """
+    mask = data["response_mask"]
+    size = torch.where(mask, data["advantages"], 0.0).abs_().amax(1)
+    if not size.any():
+        return Found({}, "cannot be told: all advantages are 0", {})
+    few = telling_rows(data, size)
+    if len(few) < len(mask):
+        said, fits = _search(rows_of(data, few), more, tolerance)
+        for part in (rows_of(data, rows) for rows in parts(data) if fits):
+            fits = [fit for fit in fits if _apart(fit, said, part, more) <= tolerance * float(size.max())]
+        if fits:
+            return _found(said, fits)
+    said, fits = _search(data, more, tolerance)
+    return _found(said, fits) if fits else Found({}, said, {})
+
+
+def _search(data: Mapping[str, Tensor], more: Options, tolerance: float) -> tuple[str, list[Fit]]:
+    """What the estimator read, and the formulas that fit; or none, and what is nearest."""
     mask = data["response_mask"]
     wanted = torch.where(mask, data["advantages"], 0.0)
-    if not wanted.any():
-        return Found({}, "cannot be told: all advantages are 0", {})
     nearest, told = torch.inf, "none"
     for said, columns in _inputs(data, more):
-        fits: list[BoundFunction] = []
+        fits: list[Fit] = []
         for fn, values, result in _coarse(columns, more, mask):
             apart = difference(result, wanted)
             if apart < nearest:
                 nearest, told = apart, _none(apart, f"{plain(use(fn, **values))}{said}", result, wanted, data)
             if apart < 0.05:
-                fits += _finely(fn, values, columns, wanted, more, tolerance)
+                fits += ((part, None) for part in _finely(fn, values, columns, wanted, more, tolerance))
+        fits = fits or _transformed(columns, wanted, more, tolerance)
         if fits:
-            part, undecided = simplest(fits)
-            return Found({"advantage": part}, f"{part}{said}", undecided)
-        if found := _transformed(columns, wanted, more, tolerance, said):
-            return found
-    return Found({}, told, {})
+            return said, fits
+    return told, []
+
+
+def _apart(fit: Fit, said: str, data: Mapping[str, Tensor], more: Options) -> float:
+    """The largest difference of a formula from the advantages of these rows."""
+    (estimator, transform), mask = fit, data["response_mask"]
+    columns = next(columns for each, columns in _inputs(data, more) if each == said)
+    result = _call(estimator.fn, columns, estimator.hyperparameters, mask)
+    if transform is not None and result is not None:
+        result = _call(transform.fn, {**columns, "advantages": result}, transform.hyperparameters, mask)
+    wanted = torch.where(mask, data["advantages"], 0.0)
+    return torch.inf if result is None else float((result - wanted).abs().max())
+
+
+def _found(said: str, fits: Sequence[Fit]) -> Found:
+    estimator, transform = fits[0]
+    if transform is None:
+        part, undecided = simplest(estimator for estimator, _ in fits)
+        return Found({"advantage": part}, f"{part}{said}", undecided)
+    part, undecided = simplest(transform for _, transform in fits if transform)
+    estimator = plain(estimator)
+    return Found({"advantage": estimator, "normalization": part}, f"{part} of {estimator}{said}", undecided)
 
 
 def _inputs(data: Mapping[str, Tensor], more: Options) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -78,9 +118,7 @@ def _finely(
             yield use(fn, **values)
 
 
-def _transformed(
-    columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float, said: str
-) -> Found | None:
+def _transformed(columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float) -> list[Fit]:
     """An estimator with a transform after it, such as whitening. The sign and the order of most tokens stay."""
     mask = columns["response_mask"]
     y = wanted[mask].double() - wanted[mask].double().mean()
@@ -90,17 +128,14 @@ def _transformed(
         if float((x @ y) / (x.norm() * y.norm()).clamp(min=1e-30)) < 0.5:
             continue
         for transform in of_package(advantage, {"response_mask", "advantages"}, set(), readable):
-            fits = []
+            fits: list[Fit] = []
             for chosen in candidates(transform, more):
                 after = _call(transform, {**columns, "advantages": result}, chosen, mask)
                 if after is not None and difference(after, wanted) <= tolerance:
-                    fits.append(use(transform, **chosen))
+                    fits.append((use(fn, **values), use(transform, **chosen)))
             if fits:
-                part, undecided = simplest(fits)
-                estimator = plain(use(fn, **values))
-                parts = {"advantage": estimator, "normalization": part}
-                return Found(parts, f"{part} of {estimator}{said}", undecided)
-    return None
+                return fits
+    return []
 
 
 def _call(fn: Any, columns: Mapping[str, Tensor], values: Mapping[str, Any], mask: Tensor) -> Tensor | None:

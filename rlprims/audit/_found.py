@@ -56,6 +56,37 @@ def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
     return data | {name: dense_ids(named[name]) for name in ("group_ids", "trajectory_ids") if name in named}
 
 
+def whole(data: Mapping[str, Tensor]) -> Tensor:
+    """(B,): the number of each row's group, or of its trajectory: rows that stay together."""
+    mask = data["response_mask"]
+    return data.get("group_ids", data.get("trajectory_ids", torch.arange(len(mask))))
+
+
+def telling_rows(data: Mapping[str, Tensor], size: Tensor) -> Tensor:
+    """The rows of the groups with the largest ``size`` (B,), of about 2,048 tokens."""
+    ids, mask = whole(data), data["response_mask"]
+    order = (
+        torch.zeros(int(ids.max()) + 1, dtype=size.dtype).scatter_reduce(0, ids, size, "amax").argsort(descending=True)
+    )
+    tokens = torch.zeros(len(order), dtype=torch.int64).index_add(0, ids, mask.sum(1))[order].cumsum(0)
+    return torch.isin(ids, order[: 1 + int((tokens < 2048).sum())]).nonzero()[:, 0]
+
+
+def parts(data: Mapping[str, Tensor]) -> list[Tensor]:
+    """All rows, in parts of whole groups with about 32,768 places each."""
+    ids, mask = whole(data), data["response_mask"]
+    count = min(int(ids.max()) + 1, mask.numel() // 32768 + 1)
+    found = [(ids % count == part).nonzero()[:, 0] for part in range(count)]
+    return [rows for rows in found if mask[rows].any()]
+
+
+def rows_of(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some rows of a step, with dense ids."""
+    of_step = len(data["response_mask"])
+    some = {name: x[rows] if x.dim() and len(x) == of_step else x for name, x in data.items()}
+    return some | {name: dense_ids(some[name]) for name in ("group_ids", "trajectory_ids") if name in some}
+
+
 def difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference, relative to the largest number wanted; infinite if one of them is not finite."""
     apart = (found - wanted).abs_().max() / torch.maximum(wanted.max(), -wanted.min()).clamp(min=1e-30)

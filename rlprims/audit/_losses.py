@@ -1,6 +1,8 @@
 """The policy loss of a step, its weights and terms, and the mean that reduces it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -8,13 +10,15 @@ import torch
 from torch import Tensor
 
 from rlprims import advantage, losses
-from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, token_weights, use
+from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, step_counts, token_weights, use
 from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms, policy_losses, weightings
-from rlprims.audit._found import Found, changed, difference, plain, worded
+from rlprims.audit._found import Found, changed, difference, parts, plain, rows_of, telling_rows, worded
 
 _EXACT = 1e-4
 Data: TypeAlias = Mapping[str, Tensor]
 Tried: TypeAlias = "tuple[list[BoundFunction], Sequence[Mean], Weighting, LossTerm | None, float]"
+Columns: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""What the trainer computed, the policy loss, and the terms (a column each), in some rows."""
 
 
 class Mean(NamedTuple):
@@ -50,19 +54,22 @@ def name_losses(data: Data, more: Options, tolerance: float) -> dict[str, Found]
     terms = loss_terms(data) if kind != "loss" else []  # one number determines no coefficient
     fits: list[Fit] = []
     first, *others = weightings(data)
-    for weighted, extra in product([[first], others], [[], terms]):
+    by_tokens = [[term for term in terms if (term.tokens is None) == of_all] for of_all in (True, False)]
+    for weighted, extra in product([[first], others], [[], *filter(None, by_tokens)]):
         fits = fits or search.fits(weighted, extra)
     stages = {"loss": _said_loss(fits, search.nearest)}
-    per_token = data["losses"].double().where(data["response_mask"], 0.0) if "losses" in data else None
-    if kind == "losses" and per_token is not None and "loss" in data:
+    by_row = None
+    if "losses" in data:
+        by_row = data["losses"].where(data["response_mask"], 0.0).sum(1, keepdim=True, dtype=torch.float64)
+    if kind == "losses" and by_row is not None and "loss" in data:
         wanted = float(data["loss"])
-        totals = [(mean, float((mean.weights * per_token).sum())) for mean in means]
+        totals = [(mean, float((mean.weights * by_row).sum())) for mean in means]
         fitting = [mean for mean, total in totals if abs(total - wanted) <= tolerance * abs(wanted)]
         fitting = fitting or [long for mean, total in totals if total and (long := _of_length(mean, wanted / total))]
-        stages["mean"] = _said_mean(fitting, means, per_token)
+        stages["mean"] = _said_mean(fitting, means, by_row)
     elif kind != "losses" and fits:
         fitting = [fit.mean for fit in fits if fit[0] == fits[0][0] and fit[2:4] == fits[0][2:4]]
-        stages["mean"] = _said_mean(fitting, means, per_token)
+        stages["mean"] = _said_mean(fitting, means, by_row)
     return stages
 
 
@@ -70,8 +77,8 @@ class _Rows:
     """Some rows of the step, and the numbers that a formula gives for them, in the order of the trainer's."""
 
     def __init__(self, data: Data, kind: str, rows: Tensor) -> None:
-        of_rows = {name: x[rows] if x.dim() and len(x) == len(data["response_mask"]) else x for name, x in data.items()}
-        self.data = {name: x.double() if x.is_floating_point() else x for name, x in of_rows.items()}
+        some = rows_of(data, rows)
+        self.data = {name: x.double() if x.is_floating_point() else x for name, x in some.items()}
         self.kind, self.rows, self.mask = kind, rows, self.data["response_mask"]
         self.data["log_probs"] = self.data["log_probs"].clone().requires_grad_(kind == "gradients")
         self.wanted = self.data["loss"].reshape(1) if kind == "loss" else self.data[kind][self.mask]
@@ -95,27 +102,35 @@ class _Rows:
         return weighted if self.kind == "losses" else weighted.sum().reshape(1)
 
 
-def _solve(kind: str, y: Tensor, policy: Tensor, terms: Tensor | None) -> Iterator[tuple[int, float, float, float]]:
-    """For each term (a column) its number, the policy loss's factor, its coefficient, and the difference left.
+def _products(y: Tensor, policy: Tensor, terms: Tensor) -> tuple[Tensor, ...]:
+    """p·p, p·y, y·y; and by term p·t, t·t, t·y. Those of several parts add up to those of all rows."""
+    return policy @ policy, policy @ y, y @ y, policy @ terms, (terms * terms).sum(0), y @ terms
+
+
+def _solve(
+    kind: str, pp: Tensor, py: Tensor, yy: Tensor, pt: Tensor, tt: Tensor, ty: Tensor
+) -> Iterator[tuple[int, float, float]]:
+    """For each term that may fit its number, the policy loss's factor, and its coefficient.
 
     Least squares in two unknowns: [p·p p·t; p·t t·t] (factor, coefficient) = (p·y, t·y).
     """
-    pp, py = policy @ policy, policy @ y
-    if kind == "loss" or terms is None:
-        factor = 1.0 if kind == "loss" else _near_one(float(py / pp.clamp(min=1e-300)))
-        yield 0, factor, 0.0, difference(factor * policy, y)
+    if kind == "loss" or not len(tt):
+        yield 0, 1.0 if kind == "loss" else _near_one(float(py / pp.clamp(min=1e-300))), 0.0
         return
-    pt, tt, ty = policy @ terms, (terms * terms).sum(0), y @ terms
     determinant = (pp * tt - pt * pt).clamp(min=1e-300)
     factors, coefficients = (tt * py - pt * ty) / determinant, (pp * ty - pt * py) / determinant
     if not pp:  # advantages of 0: the term alone
         factors, coefficients = torch.ones_like(tt), ty / tt
-    left = (y[:, None] - factors * policy[:, None] - coefficients * terms).norm(dim=0)
-    for i in (left <= 1e-3 * y.norm()).nonzero()[:, 0].tolist():
+    left = yy - 2 * (factors * py + coefficients * (ty - factors * pt)) + factors**2 * pp + coefficients**2 * tt
+    for i in (left <= 1e-6 * yy).nonzero()[:, 0].tolist():
         factor, coefficient = _near_one(float(factors[i])), float(coefficients[i])
         if factor == 1:  # then only the coefficient is unknown
             coefficient = float((ty[i] - pt[i]) / tt[i])
-        yield i, factor, coefficient, difference(factor * policy + coefficient * terms[:, i], y)
+        yield i, factor, coefficient
+
+
+def _sum(policy: Tensor, terms: Tensor, number: int, factor: float, coefficient: float) -> Tensor:
+    return factor * policy + coefficient * terms[:, number : number + 1].sum(1)
 
 
 class _Search:
@@ -123,17 +138,11 @@ class _Search:
 
     def __init__(self, data: Data, kind: str, means: Sequence[Mean], more: Options, tolerance: float) -> None:
         self.data, self.kind, self.more, self.tolerance = data, kind, more, tolerance
-        few = torch.arange(len(data["response_mask"])) if kind == "loss" else _telling_rows(data)
+        few = torch.arange(len(data["response_mask"])) if kind == "loss" else telling_rows(data, _gap(data))
         self.few = _Rows(data, kind, few)
         self.nearest: tuple[float, BoundFunction | None] = (torch.inf, None)
         self.directions = _directions(means) if kind == "gradients" else [[mean] for mean in means]
-
-    def parts(self) -> Iterator[_Rows]:
-        """All rows, some whole groups at a time."""
-        rows = len(self.data["response_mask"])
-        ids = self.data.get("group_ids", torch.arange(rows))
-        parts = 1 if len(self.few.rows) == rows else min(16, int(ids.max()) + 1)
-        return (_Rows(self.data, self.kind, (ids % parts == part).nonzero()[:, 0]) for part in range(parts))
+        self.of_step: dict[Any, tuple[Data, Mapping[str, Any]]] = {}
 
     def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
         """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
@@ -152,40 +161,53 @@ class _Search:
 
     def _tried(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> Iterator[Tried]:
         """Every formula on a few rows, with its difference."""
-        factors = [(weighting, self._factor(weighting)[self.few.rows]) for weighting in weighted]
-        columns = [[self._term(term, means[0], self.few) for term in terms] for means in self.directions]
-        directions = [(d, torch.stack(c, 1) if c else None) for d, c in zip(self.directions, columns, strict=True)]
-        for per_token, alike in (each for fn in policy_losses(self.data) for each in self._distinct(fn)):
-            for (means, of_terms), (weighting, factor) in product(directions, factors):
-                of_policy = self.few.column(per_token, means[0].weights[self.few.rows] * factor)
-                for number, _, _, apart in _solve(self.kind, self.few.wanted, of_policy, of_terms):
+        few = self.few
+        factors = [(weighting, self._factor(weighting)[few.rows].double()) for weighting in weighted]
+        columns = [[self._term(term, means[0], few) for term in terms] for means in self.directions]
+        of_terms = [torch.stack(each, 1) if each else few.wanted.new_zeros(len(few.wanted), 0) for each in columns]
+        for alike in (each for fn in policy_losses(self.data) for each in self._distinct(fn)):
+            per_token = few.losses(alike[0])
+            assert per_token is not None
+            for (means, own), (weighting, factor) in product(zip(self.directions, of_terms, strict=True), factors):
+                of_policy = few.column(per_token, means[0].weights[few.rows] * factor)
+                for number, *scales in _solve(self.kind, *_products(few.wanted, of_policy, own)):
+                    apart = difference(_sum(of_policy, own, number, *scales), few.wanted)
                     yield alike, means, weighting, terms[number] if terms else None, apart
 
-    def _distinct(self, fn: Any) -> list[tuple[Tensor, list[BoundFunction]]]:
-        """Its losses per token on a few rows, with all of its uses that give them."""
-        alike: dict[bytes, tuple[Tensor, list[BoundFunction]]] = {}
+    def _distinct(self, fn: Any) -> list[list[BoundFunction]]:
+        """Its uses, those together that give the same numbers on a few rows."""
+        alike: dict[bytes, list[BoundFunction]] = {}
         for policy in (use(fn, **values) for values in candidates(fn, self.more)):
             per_token = self.few.losses(policy)
             if per_token is not None:
                 weights = self.directions[0][0].weights[self.few.rows]
                 column = self.few.column(per_token, weights) if self.kind != "loss" else per_token
-                key = column.detach().numpy().tobytes()
-                alike.setdefault(key, (per_token, []))[1].append(policy)
+                alike.setdefault(blake2b(column.detach().numpy().data).digest(), []).append(policy)
         return list(alike.values())
+
+    def _columns(
+        self, policy: BoundFunction, mean: Mean, weighting: Weighting, term: LossTerm | None
+    ) -> Iterator[Columns]:
+        """All rows, some whole groups at a time."""
+        factor = self._factor(weighting)
+        for some in [self.few.rows] if self.kind == "loss" else parts(self.data):
+            rows = _Rows(self.data, self.kind, some)
+            per_token = rows.losses(policy)
+            assert per_token is not None
+            of_policy = rows.column(per_token, mean.weights[some] * factor[some].double())
+            of_term = [] if term is None else [self._term(term, mean, rows)[:, None]]
+            yield rows.wanted, of_policy, torch.cat([rows.wanted.new_zeros(len(rows.wanted), 0), *of_term], 1)
 
     def _on_all(
         self, policy: BoundFunction, means: Sequence[Mean], weighting: Weighting, term: LossTerm | None
     ) -> Iterator[Fit]:
         """The fit on all rows, under each of the means that differ by a factor only."""
-        factor, columns = self._factor(weighting), []
-        for rows in self.parts():
-            per_token = rows.losses(policy)
-            assert per_token is not None
-            column = rows.column(per_token, means[0].weights[rows.rows] * factor[rows.rows])
-            columns.append((rows.wanted, column, *([] if term is None else [self._term(term, means[0], rows)])))
-        wanted, column, *chosen = (torch.cat(each) for each in zip(*columns, strict=True))
-        for _, scale, coefficient, apart in _solve(self.kind, wanted, column, chosen[0][:, None] if chosen else None):
-            for mean in means if apart <= self.tolerance else ():
+        columns = partial(self._columns, policy, means[0], weighting, term)
+        products = [sum(each, torch.zeros(())) for each in zip(*(_products(*each) for each in columns()), strict=True)]
+        for _, scale, coefficient in _solve(self.kind, *products):
+            sums = ((_sum(of_policy, of_term, 0, scale, coefficient), y) for y, of_policy, of_term in columns())
+            apart, size = torch.stack([torch.stack([(x - y).abs().max(), y.abs().max()]) for x, y in sums]).amax(0)
+            for mean in means if apart <= self.tolerance * size else ():
                 ratio = float(means[0].weights.sum() / mean.weights.sum())
                 own, of_term = _near_one(scale * ratio), coefficient * ratio
                 if own != 1 and (long := _of_length(mean, own)):
@@ -195,26 +217,30 @@ class _Search:
     def _term(self, term: LossTerm, mean: Mean, rows: _Rows) -> Tensor:
         """The numbers of a term with coefficient 1, in some rows; a mean or a selection of its own is over the step."""
         spec = _spec(policy_coefficient=0.0, policy_loss=use(losses.nll), loss_terms=[term], aggregation=mean.use)
-        of_step = not term.is_beside_the_policy or term.tokens is not None
-        read = _Rows(self.data, self.kind, torch.arange(len(mean.weights))) if of_step else rows
-        data = {**read.data, **(token_weights(spec, read.data) if of_step else {})}
+        key = term.mask, term.tokens, term.over
+        if key not in self.of_step:
+            chosen = token_weights(spec, self.data)
+            counts = step_counts(spec, {**self.data, **chosen})
+            self.of_step[key] = {**chosen, **counts.columns}, counts.totals
+        columns, totals = self.of_step[key]
+        data = {**rows.data, **{name: x[rows.rows] for name, x in columns.items()}, **totals}
         part = objective_parts(spec)[-1]
         per_token = part.losses(data)
         column = torch.zeros_like(per_token)
         if self.kind == "losses" and part.number is None:
             column = per_token.detach()
         elif self.kind == "gradients" and per_token.requires_grad:
-            weighted = per_token * mean.weights[read.rows]
+            weighted = per_token * mean.weights[rows.rows]
             total = weighted.sum() if part.number is None else part.mean(data, per_token)
             column = torch.autograd.grad(total, data["log_probs"], materialize_grads=True)[0]
-        return (column[rows.rows] if of_step else column)[rows.mask]
+        return column[rows.mask]
 
     def _factor(self, weighting: Weighting) -> Tensor:
         """The weights of corrections and selections over the step; those of the batch if it has them."""
         if "loss_weights" in self.data:
-            return self.data["loss_weights"].double()
+            return self.data["loss_weights"]
         spec = _spec(corrections=weighting[0], token_selection=weighting[1])
-        return token_weights(spec, self.data).get("loss_weights", torch.ones(len(self.data["log_probs"]), 1)).double()
+        return token_weights(spec, self.data).get("loss_weights", torch.ones(len(self.data["log_probs"]), 1))
 
 
 def _near_one(factor: float) -> float:
@@ -248,23 +274,19 @@ def _directions(means: Sequence[Mean]) -> list[list[Mean]]:
     return found
 
 
+def _gap(data: Data) -> Tensor:
+    """(B,): the largest log-ratio of each row."""
+    old = data.get("old_log_probs", data.get("rollout_log_probs", data["log_probs"]))
+    return (data["log_probs"] - old).abs_().masked_fill_(~data["response_mask"], 0.0).amax(1)
+
+
 def _spec(**parts: Any) -> Algorithm:
     return Algorithm(name="part", advantage=use(advantage.discounted_returns), **parts)
 
 
-def _telling_rows(data: Data) -> Tensor:
-    """The rows of the groups with the largest ratios, of about 2,048 tokens."""
-    mask, old = data["response_mask"], data.get("old_log_probs", data.get("rollout_log_probs"))
-    ids = data.get("group_ids", torch.arange(len(mask)))
-    gap = torch.zeros(mask.shape) if old is None else torch.where(mask, (data["log_probs"] - old).abs(), 0.0)
-    by_group = torch.zeros(int(ids.max()) + 1, dtype=gap.dtype).scatter_reduce(0, ids, gap.amax(1), "amax")
-    order = by_group.argsort(descending=True)
-    tokens = torch.zeros(len(by_group), dtype=torch.int64).index_add(0, ids, mask.sum(1))[order].cumsum(0)
-    return torch.isin(ids, order[: 1 + int((tokens < 2048).sum())]).nonzero()[:, 0]
-
-
 def _means(data: Data, more: Options) -> Iterator[Mean]:
     """The aggregations over the step, and as means over its micro-batches or ranks of their own means."""
+    columns = {name: data[name] for name in ("response_mask", "group_ids", "trajectory_ids") if name in data}
     mask, lengths = data["response_mask"], (data["response_mask"].shape[1], *more.get("length", ()))
     parts = [use(losses.token_mean), use(losses.seq_mean_token_mean), use(losses.seq_mean_token_sum)]
     parts += [use(losses.seq_mean_token_sum_norm, length=float(length)) for length in lengths] + [use(losses.token_sum)]
@@ -277,13 +299,20 @@ def _means(data: Data, more: Options) -> Iterator[Mean]:
         for part in parts:
             weights = torch.zeros(len(mask), 1, dtype=torch.float64)
             numbers = sorted(set(ids.tolist()))
-            for number in numbers:
-                rows = (ids == number).nonzero()[:, 0]
-                x = torch.zeros(len(rows), mask.shape[1], dtype=torch.float64, requires_grad=True)
-                columns = {name: data[name][rows] for name in ("group_ids", "trajectory_ids") if name in data}
-                total = part({**columns, "losses": x, "response_mask": mask[rows]})
-                weights[rows] = torch.autograd.grad(total, x)[0].amax(1, keepdim=True)
-            yield Mean(part, over, weights / len(numbers))
+            for rows in ((ids == number).nonzero()[:, 0] for number in numbers):
+                weights[rows] = _weights(part, rows_of(columns, rows)) / len(numbers)
+            yield Mean(part, over, weights)
+
+
+def _weights(part: BoundFunction, data: Data) -> Tensor:
+    """(B, 1): the derivative of a mean by the loss of a token of each row, some rows at a time."""
+    counts, found = step_counts(_spec(aggregation=part), data), []
+    for rows in torch.arange(len(data["response_mask"])).split(32):  # type: ignore[no-untyped-call]
+        some = rows_of({**data, **counts.columns}, rows)
+        x = torch.zeros(some["response_mask"].shape, dtype=torch.float64, requires_grad=True)
+        (by_token,) = torch.autograd.grad(part({**some, **counts.totals, "losses": x}), x)
+        found.append(by_token.amax(1, keepdim=True))
+    return torch.cat(found)
 
 
 def _said_loss(fits: Sequence[Fit], nearest: tuple[float, BoundFunction | None]) -> Found:
@@ -307,7 +336,7 @@ def _said_loss(fits: Sequence[Fit], nearest: tuple[float, BoundFunction | None])
     return Found(parts, said, worded(loss, same))
 
 
-def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], per_token: Tensor | None) -> Found:
+def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], by_row: Tensor | None) -> Found:
     if not fitting:
         return Found({}, "none of the library's means, with these denominators", {})
     best = fitting[0]
@@ -315,8 +344,8 @@ def _said_mean(fitting: Sequence[Mean], means: Sequence[Mean], per_token: Tensor
     if best.over:
         step = next(mean for mean in means if mean.use == best.use and not mean.over)
         said += f" {best.over}, then the mean of these"
-        if per_token is not None:
-            apart = difference((best.weights * per_token).sum(), (step.weights * per_token).sum())
+        if by_row is not None:
+            apart = difference((best.weights * by_row).sum(), (step.weights * by_row).sum())
             said += f": {apart:.1%} from the step's"
     others = tuple(dict.fromkeys(f"{mean.use} {mean.over}".rstrip() for mean in fitting))[1:]
     return Found({"aggregation": best.use}, said, {"aggregation": others} if others else {})

@@ -6,8 +6,10 @@ from typing import Any
 
 from rlprims._described import formula_of
 from rlprims.algorithms import BoundFunction
-from rlprims.audit._checks import CHECKS, check
+from rlprims.audit._checks import CHECKS, look_for
+from rlprims.audit._checks._step import Step
 from rlprims.audit._finding import Checked, Finding
+from rlprims.audit._found import tensors_of
 from rlprims.audit._identify import Identified, identify
 from rlprims.data_proto import DataProto
 
@@ -45,8 +47,15 @@ class Report:
 
 def report(batch: DataProto | Mapping[str, Any], *, tokenizer: Any = None, **settings: Any) -> Report:
     """What :func:`check` and :func:`identify`, with its ``settings``, say of a step; without results no formulas."""
-    checked = check(batch, tokenizer=tokenizer)
+    step = Step(tensors_of(batch), tokenizer)
     try:
-        return Report(identify(batch, **settings), checked)
+        identified, said = identify(batch, **settings), {}
     except ValueError as error:
-        return Report(Identified({}, 0), Checked(checked.findings, {"formulas": str(error), **checked.silent}))
+        identified, said = Identified({}, 0), {"formulas": str(error)}
+    stages = identified.stages
+    if "advantages" in stages and stages["advantages"].parts:
+        step.estimator = stages["advantages"]
+    if {"losses", "gradients"} & step.keys() and stages["loss"].parts:
+        step.objective = stages
+    checked = look_for(step)
+    return Report(identified, Checked(checked.findings, {**said, **checked.silent}))

@@ -38,7 +38,11 @@ def check(batch: DataProto | Mapping[str, Any], *, tokenizer: Any = None) -> Che
       33.3% of the learned tokens is on padding
       response_mask = response_mask & attention_mask.bool()
     """
-    step = Step(tensors_of(batch), tokenizer)
+    return look_for(Step(tensors_of(batch), tokenizer))
+
+
+def look_for(step: Step) -> Checked:
+    """What all checks say of a step."""
     found: dict[str, Finding] = {}
     silent: dict[str, str] = {}
     for code, look in CHECKS.items():

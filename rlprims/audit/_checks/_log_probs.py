@@ -1,5 +1,6 @@
 """L: log-probs of trainer, sampler and reference; d is the trainer's less the sampler's. K: the reference."""
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -115,7 +116,9 @@ def _equal(step: Step, one: str, other: str) -> bool:
 LOG_PROBS: Checks = {
     **{"L1": temperature, "L2": truncation, "L3": stale, "L4": noise, "L5": shifted, "L6": first_token, "L7": padded},
     "L8": lambda step: step.grows(step["pack_position"] > 0, step["pack_position"] > 0),
-    "L10": lambda step: torch.stack([step.per_token(x) for x in _COLUMNS if x in {*step, step.trainer}]).amax(0) > 1e-3,
+    "L10": lambda step: reduce(
+        torch.logical_or, (step.per_token(x) > 1e-3 for x in _COLUMNS if x in {*step, step.trainer})
+    ),
     "L12": lambda step: bool(step["updates_before"].any()) and _equal(step, "log_probs", "old_log_probs"),
     **{"L9": off_policy, "L11": entropy, "L13": unrelated, "K1": sign},
     "K2": lambda step: _equal(step, "log_probs", "ref_log_probs") and not _equal(step, "log_probs", "old_log_probs"),

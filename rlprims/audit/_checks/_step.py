@@ -25,7 +25,7 @@ class Step(dict[str, Tensor]):
         self.width, self.rows = self.mask.shape[1], self.mask.any(1)
         self.trainer = "old_log_probs" if "old_log_probs" in data else "log_probs"
         if parts := [data[name] for name in ("prompts", "responses") if name in data]:
-            self.setdefault("input_ids", torch.cat(parts, 1))
+            self.setdefault("input_ids", torch.cat(parts, 1) if parts[1:] else parts[0])
         if "input_ids" in self:
             self["ids"] = self["input_ids"][:, -self.width :]
 
@@ -33,8 +33,8 @@ class Step(dict[str, Tensor]):
         raise ValueError(f"needs {'responses or input_ids' if name == 'ids' else name}")
 
     def per_token(self, name: str) -> Tensor:
-        """A column (B, T) in float64, 0 outside the mask and where it is not finite, which N1 reports."""
-        x = self[name].double()
+        """A column (B, T) in float32 or more, 0 outside the mask and where it is not finite, which N1 reports."""
+        x = self[name].to(torch.promote_types(self[name].dtype, torch.float32))
         need(x.shape == self.mask.shape, f"{name} of the shape of response_mask")
         return zero_outside(x, self.mask & x.isfinite())
 
@@ -158,5 +158,6 @@ def need(there: Tensor | bool, what: str) -> None:
 
 
 def correlation(x: Tensor, y: Tensor) -> float:
-    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
+    x, y = (each.to(torch.float64, copy=True) for each in (x, y))
+    x, y = x.sub_(x.mean()), y.sub_(y.mean())
     return float(x @ y / (x.norm() * y.norm()).clamp(min=1e-30))
