@@ -4,16 +4,16 @@ A docstring in the source has what is the function's own. :func:`described` adds
 """
 
 import inspect
-import json
 import re
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from torch import Tensor
 
-_WORDS = json.loads(Path(__file__).with_name("_glossary.json").read_text(encoding="utf-8"))
+from rlprims._json import beside
+
+_WORDS = beside(__file__, "_glossary.json")
 ARGUMENTS: dict[str, str] = _WORDS["arguments"]
 """What an argument of this name is, wherever it is not something else. Its shape is in its annotation."""
 RETURNS: dict[str, str] = _WORDS["returns"]

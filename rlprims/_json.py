@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 
@@ -38,3 +39,8 @@ def _refuse(name: str) -> Any:
 def finite_number(value: Any) -> float | None:
     """The value as a float if it is a finite number."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def beside(module: str, name: str) -> Any:
+    """The value of the JSON file ``name`` beside a module, of which ``module`` is the ``__file__``."""
+    return json.loads(Path(module).with_name(name).read_text(encoding="utf-8"))

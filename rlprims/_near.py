@@ -5,16 +5,10 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from typing import NoReturn
 
-OTHER_WORDS = {
-    **dict.fromkeys(("ppo", "ppo_clip", "ppo_loss"), "clipped_surrogate"),
-    **{"policy_gradient": "reinforce", "entropy": "negative_entropy", "value": "value_loss", "kl_loss": "kl"},
-    **{"token_level_rewards": "rewards", "token_level_scores": "rm_scores", "index": "group_ids", "uid": "group_ids"},
-    **{"reward_baselines": "baseline_scores", "rollout_is_weights": "loss_weights", "completion_mask": "response_mask"},
-    "trl_advantages": "advantages",
-    **{"log_prob": "log_probs", "per_token_logps": "log_probs", "sampling_per_token_logps": "rollout_log_probs"},
-    **dict.fromkeys(("old_log_prob", "old_per_token_logps"), "old_log_probs"),
-    **dict.fromkeys(("ref_log_prob", "ref_per_token_logps"), "ref_log_probs"),
-    **{"prompt_ids": "prompts", "completion_ids": "responses", "entropys": "entropies"},
+from rlprims._json import beside
+
+OTHER_WORDS: dict[str, str] = {
+    other: ours for ours, others in beside(__file__, "_near.json").items() for other in others
 }
 """Names of other libraries, and what they are called here."""
 

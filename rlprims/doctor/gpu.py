@@ -36,16 +36,7 @@ from rlprims.trainer.sources.responses import prompt_rows
 T = TypeVar("T")
 
 _WORDS, _FIRST = 16384, 0x4E00  # the vocabulary of the model that is made: characters, which mean nothing here
-_SETTINGS = """\
-model: {{path: {folder}/model, fused_head: true}}
-data: {{train: {folder}/rows.jsonl, template: '{{question}}'}}
-algorithm: {{preset: reinforce, group_size: 8}}
-verifier: rewards.verifiers.gsm8k
-sampling: {{max_new_tokens: {tokens}}}
-prompts_per_step: {prompts}
-steps: 1
-run_dir: {folder}/run
-"""
+_SETTINGS = Path(__file__).with_name("_gpu_settings.txt").read_text("utf-8")
 
 MARKS = {True: "ok", False: "no", None: ""}
 

@@ -6,6 +6,7 @@ import os
 from typing import Any, NamedTuple
 
 from rlprims._extras import hint
+from rlprims._json import beside
 from rlprims.reports.terminal import make_table
 
 
@@ -19,24 +20,8 @@ class Diagnosis(NamedTuple):
     """What repairs it, or what the numbers mean."""
 
 
-_TRAIN = hint("train")
-_CLUSTER = "make install-ray, or see docs/execution.md"
-_PACKAGES = (
-    ("torch", "everything", "pip install torch"),
-    ("tensordict", "DataProto", "pip install tensordict"),
-    ("transformers", "execution: local", _TRAIN),
-    ("safetensors", "checkpoints", _TRAIN),
-    ("yaml", "configs", _TRAIN),
-    ("rich", "tables and the progress line", _TRAIN),
-    ("matplotlib", "rlprims plot", _TRAIN),
-    ("peft", "model.lora", hint("lora")),
-    ("llguidance", "sampling.structured", hint("structured")),
-    ("ray", "execution: ray", _CLUSTER),
-    ("aiohttp_cors", "ray job submit, Ray's dashboard", "pip install 'ray[default]'"),
-    ("vllm", "ray.engine: vllm", _CLUSTER),
-    ("sympy", "verifiers.math", hint("rewards")),
-    ("tensorboard", "log_to: [tensorboard]", hint("track")),
-    ("wandb", "log_to: [wandb]", hint("track")),
+_PACKAGES = tuple(
+    (row["package"], row["for"], row.get("install") or hint(row["extra"])) for row in beside(__file__, "_packages.json")
 )
 _BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """Packages that vLLM's CPU build installs. They are linked against CUDA, so transformers cannot be imported."""

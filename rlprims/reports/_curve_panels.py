@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlprims._json import finite_number
+from rlprims._json import beside, finite_number
 
 INK, FAINT = "#333333", "#858585"
 _SMOOTHED = 20  # a series with fewer points is drawn as it is
@@ -23,26 +23,7 @@ class Panel:
     share: bool = False
 
 
-_ACCURACY = {"sampled/acc": "sampled", "greedy/acc": "greedy"}
-PANELS = (
-    Panel("Evaluation accuracy", _ACCURACY, kind="eval", share=True),
-    Panel("Evaluation accuracy by tokens generated", _ACCURACY, kind="eval", x="generated_tokens_total", share=True),
-    Panel("Negative log-likelihood, nats per token", {"nll": ""}),
-    Panel("The same of held-out rows", {"nll": ""}, kind="eval"),
-    Panel("Loss on pairs", {"pairs/loss": ""}),
-    Panel("Loss on held-out pairs", {"pairs/loss": ""}, kind="eval"),
-    Panel("Pairs in the right order", {"pairs/accuracy": ""}, share=True),
-    Panel("Held-out pairs in the right order", {"pairs/accuracy": ""}, kind="eval", share=True),
-    Panel("Rewards of pairs", {"pairs/chosen_reward": "chosen", "pairs/rejected_reward": "rejected"}),
-    Panel("Training score", {"score": ""}),
-    Panel("Response length, tokens", {"length": ""}),
-    Panel("Turns and tool calls by episode", {"tool_calls": "calls", "turns": "turns"}),
-    Panel("Truncated responses", {"truncated": ""}, share=True),
-    Panel("Entropy, nats per token", {"entropy": ""}),
-    Panel("Clipped tokens", {"clip_fraction_high": "ratio too high", "clip_fraction_low": "too low"}, share=True),
-    Panel("Groups kept by the filter", {"filter_yield": ""}, share=True),
-    Panel("Gradient norm", {"grad_norm": ""}),
-)
+PANELS = tuple(Panel(**panel) for panel in beside(__file__, "_metrics.json")["panels"])
 
 
 def series(rows: Sequence[Mapping[str, Any]], kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:

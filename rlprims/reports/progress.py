@@ -9,21 +9,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.rule import Rule
 from rich.text import Text
 
+from rlprims._json import beside
 from rlprims.data_proto import DataProto
 from rlprims.reports._visible import visible
 
-_SHOWN = {
-    "score": "score {:.2f}",
-    "nll": "nll {:.3f}",
-    "pairs/loss": "loss {:.3f}",
-    "pairs/accuracy": "right {:.0%}",
-    "pairs/margin": "margin {:.2f}",
-    "length": "len {:.0f}",
-    "entropy": "H {:.2f}",
-    "clip_fraction_high": "clip {:.3f}",
-    "filter_yield": "yield {:.0%}",
-    "time/tokens_per_second": "{:.0f} tok/s",
-}
+_SHOWN: dict[str, str] = beside(__file__, "_metrics.json")["progress"]
 """Metrics in the progress line, the most important first."""
 
 _BAR, _WIDE = 20, 110

@@ -18,8 +18,6 @@ class Layout(NamedTuple):
     optional: Mapping[str, str] = {}
     begins: str = ""
     """How the text of the first field begins, where only that tells the layout."""
-    convert: Callable[[Any], Any] | None = None
-    """Makes of the answer what verifiers read."""
 
 
 def _cases(tests: Any) -> Any:
@@ -28,34 +26,11 @@ def _cases(tests: Any) -> Any:
     return {"inputs": [each["input"] for each in tests], "outputs": [each["output"] for each in tests]}
 
 
-_CALLS = {"tools": "tools"}
+_CONVERT = {"livecodebench": _cases}
+"""By layout what makes of the answer what verifiers read."""
 LAYOUTS: dict[Use, dict[str, Layout]] = {
-    "prompts": {
-        "verl": Layout({"question": "prompt", "answer": "reward_model.ground_truth"}, {"source": "data_source"}),
-        "tulu": Layout({"question": "messages", "answer": "ground_truth"}, {"source": "dataset"}),
-        "verifiers": Layout({"question": "prompt", "answer": "answer"}, {"source": "task", **_CALLS}),
-        "trl": Layout({"question": "prompt", "answer": "solution"}, _CALLS),
-        "math": Layout({"question": "problem", "answer": "answer"}),
-        "math solutions": Layout({"question": "problem", "answer": "solution"}),
-        "xlam": Layout({"question": "query", "answer": "answers", "tools": "tools"}),
-        "apps": Layout({"question": "question", "answer": "input_output"}),
-        "livecodebench": Layout({"question": "question_content", "answer": "public_test_cases"}, convert=_cases),
-        "gsm8k": Layout({"question": "question", "answer": "answer"}),
-    },
-    "demonstrations": {
-        "openai": Layout({"messages": "messages"}, _CALLS),
-        "sharegpt": Layout({"messages": "conversations"}, {"system": "system", **_CALLS}),
-        "trl": Layout({"prompt": "prompt", "response": "completion"}, _CALLS),
-        "xlam": Layout({"prompt": "query", "response": "answers", "tools": "tools"}),
-        "math solutions": Layout({"prompt": "problem", "response": "solution"}),
-        "gsm8k": Layout({"prompt": "question", "response": "answer"}),
-    },
-    "pairs": {
-        "hh": Layout({"chosen": "chosen", "rejected": "rejected"}, begins="\n\nHuman:"),
-        "sharegpt": Layout({"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}, _CALLS),
-        "trl": Layout({"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}, _CALLS),
-        "ultrafeedback": Layout({"chosen": "chosen", "rejected": "rejected"}, _CALLS),
-    },
+    use: {name: Layout(**layout) for name, layout in layouts.items()}
+    for use, layouts in _json.beside(__file__, "layouts.json").items()
 }
 """By what the rows are for and by name; the first that fits is recognized."""
 
@@ -127,7 +102,7 @@ def fields_of(config: Any, use: Use, row: Mapping[str, Any]) -> Fields:
     layout = LAYOUTS[use][name]
     given = {**layout.fields, **layout.optional}
     own_choice = {field: path for field, path in paths.items() if field in config.model_fields_set}
-    return Fields({**paths, **given, **own_choice}, name, layout.convert)
+    return Fields({**paths, **given, **own_choice}, name, _CONVERT.get(name))
 
 
 def layout_of(row: Mapping[str, Any], use: Use) -> str | None:

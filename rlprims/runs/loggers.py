@@ -1,7 +1,6 @@
 """Loggers beside ``metrics.jsonl``, by name or import path. A package is imported only if ``log_to`` names it."""
 
 import importlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlprims._extras import hint
+from rlprims._json import beside
 from rlprims.algorithms import import_path
 from rlprims.runs.config import RunConfig
 
@@ -43,8 +43,8 @@ def check_loggers(config: RunConfig) -> None:
 
 def open_loggers(config: RunConfig, run: Path) -> list[Logger]:
     """A logger for each of ``log_to``."""
-    settings, known = config.model_dump(mode="json"), Path(__file__).with_name("metric_names.json")
-    names = {None: {}, **json.loads(known.read_text(encoding="utf-8"))}[config.metric_names]
+    settings = config.model_dump(mode="json")
+    names = {None: {}, **beside(__file__, "metric_names.json")}[config.metric_names]
 
     def renamed(logger: Logger) -> Logger:
         log, table = logger.log, getattr(logger, "log_table", None)

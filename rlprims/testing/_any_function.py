@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rlprims.testing._primitive import DIFFERENTIABLE
 _OF_NUMBERS = {laws.__name__ for laws in (_laws_kinds, _laws_layout, _laws_numeric)}
 _OF_PRIMITIVES = {"packed equals padded", "constants get no gradient", "no value is read by the host"}
 _OF_TOKENS = {"batches may be merged", "nan stays in its group", "on policy it is reinforce"}
+_PROGRAM = Path(__file__).with_name("_program.txt").read_text("utf-8")
 Data = dict[str, Tensor]
 
 
@@ -140,21 +142,3 @@ def _program(call: Any, path: str, law: str) -> str:
 
 def _rounded(x: Tensor) -> Tensor:
     return x.double().round(decimals=2) if x.is_floating_point() else x
-
-
-_PROGRAM = """\
-# {path} breaks the law that {law}: expected {expected}
-import torch
-from torch import inf, nan
-from {module} import {name}
-
-data = {{
-    {data},
-}}
-changed = {{**data, {changed}}}
-for given in (data, changed):
-    inputs = [{inputs}]
-    value = {name}(**given{values})
-    value = value[0] if isinstance(value, tuple) else value
-    print(value.detach(), *(torch.autograd.grad(value.sum(), inputs) if inputs else []))
-"""

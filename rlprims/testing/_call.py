@@ -62,12 +62,14 @@ class Call:
         return {"the value": value.detach(), **{f"the gradient of {name}": x for name, x in found.items()}}
 
 
-def gradients_of(value: Tensor, leaves: Mapping[str, Tensor], cotangent: Tensor | None = None) -> dict[str, Tensor]:
+def gradients_of(
+    value: Tensor, leaves: Mapping[str, Tensor], cotangent: Tensor | None = None, *, create_graph: bool = False
+) -> dict[str, Tensor]:
     """The gradients of ⟨value, cotangent⟩, or of the sum, by name; 0 for a leaf that the value does not depend on."""
     if not value.requires_grad:
         return {name: torch.zeros_like(x) for name, x in leaves.items()}
     by = torch.ones_like(value) if cotangent is None else cotangent
-    found = torch.autograd.grad(value, list(leaves.values()), by, allow_unused=True)
+    found = torch.autograd.grad(value, list(leaves.values()), by, create_graph=create_graph, allow_unused=True)
     return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found, strict=True)}
 
 

@@ -12,27 +12,14 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlprims._json import beside
 from rlprims.grouping import dense_ids
 
 Layout = Literal["token", "row"]
 Normal: TypeAlias = Callable[..., Tensor]
 
-_PER_TOKEN = (
-    "response_mask log_probs old_log_probs rollout_log_probs ref_log_probs whole_log_probs entropies rewards "
-    "values new_values returns advantages losses sum_pi_squared importance_weights turn_ids versions "
-    "observation_mask expert_mask responses potentials state_ids teacher_log_probs logits ref_logits "
-    "teacher_logits topk_log_probs teacher_topk_log_probs turn_rewards action_ids process_rewards "
-    "process_log_probs continuation_values router_logits"
-)
-_PER_ROW = (
-    "scores component_scores baseline_scores bootstrap_values group_ids group_tokens row_tokens trajectory_ids "
-    "trajectory_tokens valid_rows chosen_log_probs rejected_log_probs ref_chosen_log_probs ref_rejected_log_probs "
-    "sequence_log_probs ref_sequence_log_probs baseline_kl reward_shift chosen_scores rejected_scores "
-    "score_margins ended desirable tree_ids context_lengths"
-)
 VOCABULARY: Mapping[str, Layout] = {
-    **dict.fromkeys(_PER_TOKEN.split(), "token"),
-    **dict.fromkeys(_PER_ROW.split(), "row"),
+    name: layout for layout, names in beside(__file__, "_vocabulary.json").items() for name in names
 }
 """The data that a primitive may have as parameters, in addition to ``cu_seqlens`` and ``totals``."""
 

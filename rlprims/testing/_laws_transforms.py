@@ -65,7 +65,7 @@ def gradients_have_gradients(p: Primitive) -> None:
     for call in p.samples():
         cotangent, direction = call.cotangent(), _direction(call)
         leaves = {name: x.clone().requires_grad_() for name, x in call.point.items()}
-        product = _dot(_differentiable_gradients(call, leaves, cotangent), direction)
+        product = _dot(gradients_of(call(leaves), leaves, cotangent, create_graph=True), direction)
         want: Tensors = torch.func.jvp(torch.func.grad(_product(call, cotangent)), (call.point,), (direction,))[1]
         _assert_equal(f"the second derivative ({call.label}) by", gradients_of(product, leaves), want, 10 * EXACT)
 
@@ -110,14 +110,6 @@ def _gradients(call: Call, cotangent: Tensor, data: Tensors) -> Tensors:
     rest = {name: x for name, x in data.items() if name not in call.inputs}
     gradients: Tensors = torch.func.grad(_product(call, cotangent, rest))({name: data[name] for name in call.inputs})
     return gradients
-
-
-def _differentiable_gradients(call: Call, leaves: Tensors, cotangent: Tensor) -> Tensors:
-    value = call(leaves)
-    if not value.requires_grad:
-        return {}
-    found = torch.autograd.grad(value, list(leaves.values()), cotangent, create_graph=True, allow_unused=True)
-    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
 
 
 def _direction(call: Call) -> Tensors:

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rlprims._json import beside
 from rlprims.rewards._columns import imported
 from rlprims.rewards.verifiers._code import check_run, code_asserts, code_stdin
 from rlprims.rewards.verifiers._code_data import read_cases, read_tests
@@ -25,26 +26,10 @@ def _evalplus(response: str, answer: Any) -> dict[str, float]:
 
 _PACKAGES = ("numpy",)  # the tests of HumanEval+ and MBPP+ import it
 
+_VERIFIERS = (gsm8k, math, multiple_choice, code_asserts, _evalplus, code_stdin, _search)
+_NAMES = beside(__file__, "_sources.json")
 SOURCES: dict[str, Callable[..., Any] | str] = {
-    **dict.fromkeys(("openai/gsm8k", "gsm8k"), gsm8k),
-    **dict.fromkeys(("lighteval/MATH*", "DigitalLearningGmbH/MATH-lighteval", "EleutherAI/hendrycks_math"), math),
-    **dict.fromkeys(("HuggingFaceH4/MATH-500", "math-ai/math500", "math500", "math_500", "MATH-500"), math),
-    **dict.fromkeys(("math-ai/minervamath", "minervamath", "minerva_math*", "minerva"), math),
-    **dict.fromkeys(("Hothan/OlympiadBench", "math-ai/olympiadbench", "olympiadbench", "olympiad_bench"), math),
-    **dict.fromkeys(("math-ai/amc23", "amc23", "AI-MO/aimo-validation-amc", "amc*"), math),
-    **dict.fromkeys(("HuggingFaceH4/aime_2024", "Maxwell-Jia/AIME_2024", "math-ai/aime24", "aime24", "aime2024"), math),
-    **dict.fromkeys(("math-ai/aime25", "opencompass/AIME2025", "yentinglin/aime_2025", "aime25", "aime2025"), math),
-    **dict.fromkeys(("BytedTsinghua-SIA/DAPO-Math-17k", "DAPO-Math-17k", "dapo-math-17k", "math_dapo"), math),
-    **dict.fromkeys(("open-r1/DAPO-Math-17k-Processed", "AI-MO/NuminaMath-*", "numina_*"), math),
-    **dict.fromkeys(("math*", "aime*", "AIME*", "hiyouga/geometry3k", "geometry3k"), math),
-    **dict.fromkeys(("Idavidrein/gpqa", "gpqa", "gpqa_*", "fingertap/GPQA-Diamond"), multiple_choice),
-    **dict.fromkeys(("openai/openai_humaneval", "openai_humaneval", "humaneval"), code_asserts),
-    **dict.fromkeys(("google-research-datasets/mbpp", "mbpp"), code_asserts),
-    **dict.fromkeys(("evalplus/humanevalplus", "humanevalplus", "evalplus/mbppplus", "mbppplus"), _evalplus),
-    **dict.fromkeys(("codeparrot/apps", "apps", "BAAI/TACO", "taco", "likaixin/TACO-verified"), code_stdin),
-    **dict.fromkeys(("deepmind/code_contests", "codecontests", "code_contests", "codeforces"), code_stdin),
-    "livecodebench*": code_stdin,
-    "searchR1_*": _search,
+    source: verifier for verifier in _VERIFIERS for source in _NAMES[verifier.__name__.strip("_")]
 }
 """``data_source`` to verifier: the data sets' names on the hub, and their common short names. A name may contain ``*``.
 An exact name is tried first, then patterns in this order, then patterns without regard to case."""
