@@ -115,6 +115,7 @@ def _add_plan(commands: _Commands) -> None:
     )
     _add_config(plan, "model.fused_head=true")
     plan.add_argument("--prompt-tokens", type=int, help="tokens of every prompt, if the data are not on this machine")
+    plan.add_argument("--prompt-pixels", type=int, default=0, help="and numbers of its images, 3 for each pixel")
 
 
 def _add_reports(commands: _Commands) -> None:
