@@ -196,6 +196,10 @@ def test_adapters_and_shared_devices_as_in_one_process(folder, processor, settin
     many.load(tmp_path / "step")
     assert torch.equal(many.log_probs(batch), expected)
     many.close()
+    export_model(tmp_path / "step" / "policy", tmp_path / "exported")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "exported").eval()
+    with torch.no_grad():
+        close(each_alone(model, load_processor(str(tmp_path / "exported")), batch, ROWS), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("vision", ["frozen", pytest.param("trained", marks=pytest.mark.release)])

@@ -53,7 +53,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vision", ["frozen", "trained"])
+@pytest.mark.parametrize("vision", ["frozen", pytest.param("trained", marks=pytest.mark.release)])
 def test_a_run_is_as_large_as_its_plan(job: dict[str, Any], vision: str, tmp_path: Path) -> None:
     settings = job | {"run_dir": str(tmp_path / "run"), "model": job["model"] | {"vision": vision}}
     path = tmp_path / "job.yaml"
