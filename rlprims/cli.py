@@ -210,7 +210,7 @@ def _plan(options: argparse.Namespace, console: Any) -> int:
     from rlprims.trainer.config import load_config
 
     config = load_config(options.config, options.overrides)
-    console.print(table(plan(config, lengths_of(config, options.prompt_tokens))))
+    console.print(table(plan(config, lengths_of(config, options.prompt_tokens, options.prompt_pixels))))
     return 0
 
 

@@ -17,6 +17,8 @@ _PROCESS = 0.42 * 2**30
 """Bytes of a CPU process with Python, torch and transformers (in a rank also Ray), without a model. On a GPU: 0."""
 _ENGINE_PROCESS = 0.65 * 2**30
 """Bytes of the same process with vLLM and its engine."""
+_PIXELS = 2**30
+"""Bytes of the images, as the model's inputs, that a process keeps at most."""
 _FILE = 2**28
 """Bytes of one file of a checkpoint that ranks write."""
 _COPIES_OF_LOGITS = 4
@@ -80,11 +82,13 @@ class _Parts:
         self.row = prompts.longest + config.sampling.max_new_tokens
         self.kv_of_token = 2 * self.shape.layers * self.shape.keys * sizes.engine_width(config)
         self.sends_weights = config.model.engine_lora is None
+        self.whole = self.shape.seeing * (config.model.vision == "frozen")  # each rank has all of it
 
-    def weights(self, what: str, count: float, lower: str) -> Line:
-        """Frozen numbers of a model, over the ranks."""
+    def weights(self, what: str, count: float, lower: str, whole: int = 0) -> Line:
+        """Frozen numbers of a model, over the ranks; ``whole`` are those of which each rank has all."""
         how = f"{count / 1e6:.1f} M x {self.width}{self.over_ranks}"
-        return Line(what, count * self.width / self.ranks, how, lower)
+        how += f", {whole / 1e6:.1f} M of it on each" * (whole > 0 and self.ranks > 1)
+        return Line(what, ((count - whole) / self.ranks + whole) * self.width, how, lower)
 
     def trained(self, what: str, lower: str, copies: int, of: str = "") -> Line:
         """As many numbers as are trained, over the ranks."""
@@ -103,7 +107,7 @@ class _Parts:
         model, algorithm, shape, width = self.config.model, self.config.algorithm, self.shape, self.width
         frozen = shape.parameters + (shape.trained if model.lora else 0) - shape.trained
         lines = [Line("process", _PROCESS, "Python, torch, transformers", "")] if self.on_cpu else []
-        lines += [self.weights("frozen weights", frozen, "model.dtype")] if frozen else []
+        lines += [self.weights("frozen weights", frozen, "model.dtype", self.whole)] if frozen else []
         if width < self.trained_width and not self.is_ray and not model.lora:
             how = f"{shape.trained / 1e6:.1f} M x {width}, rounded, to compute with"
             lines.append(Line("weights in 16 bits", shape.trained * width, how, "model.lora"))
@@ -111,7 +115,7 @@ class _Parts:
         lines += [self.trained(what, lower, 1) for what in ("trained weights", "gradients")]
         lines.append(self.trained("optimizer", lower, 2))
         if "ref_log_probs" in algorithm.needs and (model.reference or model.lora is None):
-            lines.append(self.weights("reference", shape.parameters, "kl_coef: 0, model.lora"))
+            lines.append(self.weights("reference", shape.parameters, "kl_coef: 0, model.lora", self.whole))
         if algorithm.needs_teacher and (not self.is_ray or self.config.ray.roles.teacher == "main"):
             for name, path in model.teachers.items():
                 count = shape_of(model.model_copy(update={"path": path, "lora": None})).parameters
@@ -121,7 +125,21 @@ class _Parts:
             lines.append(Line("critic with its optimizer", size / self.ranks, how, "another preset"))
         if self.is_ray and self.on_cpu and self.sends_weights:
             lines.append(self.trained("snapshot", "model.lora, ray.training_workers", 1, ", for the engines"))
+        if self.prompts.pixels and self.on_cpu:
+            pixels = 4 * self.prompts.pixels * (self.prompts.rows or _PIXELS)
+            lines.append(Line("images", min(pixels, _PIXELS), "the last that were read, 1 GiB at most", ""))
         return lines
+
+    def images(self, prompts: float, width: int, lower: str, kept: int = 0) -> list[Line]:
+        """What the images of some prompts take that are read together; of ``kept`` (0, 1): for a backward pass.
+
+        The pixels are there twice. A layer that is read has two arrays of the widest size, or all keep theirs.
+        """
+        shape, pixels = self.shape, self.prompts.pixels
+        of_patch = 2 * 4 * shape.patch + (shape.widths[0] * kept + 2 * shape.widths[1]) * width
+        patches = prompts * pixels / max(1, shape.patch)
+        how = f"{patches:.0f} patches x {text_of(of_patch)}{', of all layers' * kept}"
+        return [Line("reading images", patches * of_patch, how, lower + ", model.vision: frozen" * kept)] * (pixels > 0)
 
     def update(self) -> list[Line]:
         from rlprims.execution.hf._families import packs
@@ -130,11 +148,13 @@ class _Parts:
         computed = 2 if self.is_ray and ray.mixed_precision is not None else self.width
         number, tokens, answers, slots = sizes.micro_batches(config, self.prompts)
         tensor, again = (ray.training_tensor_parallel, ray.activation_checkpointing) if self.is_ray else (1, False)
-        part = sizes.part_of(self.shape, tensor)
+        part = sizes.part_of(self.shape._replace(parameters=self.shape.parameters - self.whole), tensor)
+        rows, lower = answers / config.sampling.max_new_tokens, "model.max_tokens_per_micro_batch"
         return [
             *([_gathered(part, computed, tensor)] if self.ranks > 1 else []),
             *([_whole_gradients(config, part, number)] if self.is_ray and ray.training_workers > 1 else []),
             *activations(part, tokens, slots if packs(config.model) else tokens, computed, again),
+            *self.images(rows, computed, lower, config.model.vision == "trained"),
             _logits(config, self.shape, answers, _TILE if self.on_cpu else _GPU_TILE),
         ]
 
@@ -160,6 +180,7 @@ class _Parts:
         return [
             Line("KV cache", drawn * self.row * self.kv_of_token, cache, lower),
             Line("logits of a step", _SAMPLER_COPIES * drawn * words * 4, logits, lower),
+            *self.images(drawn / self.config.algorithm.group_size, self.width, lower),
         ]
 
     def engine(self) -> list[Line]:

@@ -17,6 +17,10 @@ class Prompts(NamedTuple):
     mean: int
     longest: int
     evaluated: int = 0
+    pixels: float = 0
+    """The numbers that the images of the mean prompt are to the model."""
+    rows: int = 0
+    """The number of prompts; 0: unknown."""
 
 
 class Shape(NamedTuple):
@@ -32,7 +36,13 @@ class Shape(NamedTuple):
     inner: int
     vocabulary: int
     body: int
-    """The parameters of the layers: all but the embedding, the head and the last norm."""
+    """The parameters of the layers: all but the embedding, the head, the last norm and the part that sees."""
+    seeing: int = 0
+    """The parameters of the part that reads images, among all."""
+    patch: int = 0
+    """The numbers of an image's patch."""
+    widths: tuple[int, int] = (0, 0)
+    """The inputs and outputs of the linear layers that read a patch, of all of them and of the widest one."""
 
 
 class MicroBatches(NamedTuple):
@@ -54,7 +64,7 @@ def shape_of(model: ModelConfig) -> Shape:
     """Return the sizes of a model. It is built on the device ``meta``, so tied weights and adapters are counted."""
     from rlprims.execution.hf._adapters import adapt
     from rlprims.execution.hf._families import auto_class, without_data
-    from rlprims.execution.hf._vision import freeze
+    from rlprims.execution.hf._vision import freeze, tower
 
     model = model.here(weights=False)
     module: Any = freeze(without_data(auto_class(model), model.path), model)
@@ -65,6 +75,9 @@ def shape_of(model: ModelConfig) -> Shape:
     text = module.config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    seeing = tower(module)
+    blocks = [sum(x.shape) for n, x in seeing.items() if x.dim() == 2 and re.search(r"\.(layers?|blocks)\.\d+\.", n)]
+    patches = [x[0].numel() for n, x in seeing.items() if "patch" in n and "position" not in n and x.dim() > 1]
     return Shape(
         parameters=parameters,
         trained=trained,
@@ -74,18 +87,23 @@ def shape_of(model: ModelConfig) -> Shape:
         keys=(getattr(text, "num_key_value_heads", None) or heads) * width,
         inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
-        body=sum(p.numel() for name, p in module.named_parameters() if re.search(r"\.\d+\.", name)),
+        body=sum(x.numel() for n, x in module.named_parameters() if re.search(r"\.\d+\.", n) and n not in seeing),
+        seeing=sum(x.numel() for x in seeing.values()),
+        patch=patches[0] if patches else 0,
+        widths=(sum(blocks), max(blocks, default=0)),
     )
 
 
-def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
+def lengths_of(config: Config, prompt_tokens: int | None = None, prompt_pixels: int = 0) -> Prompts:
     """Return the lengths of the prompts in the config's data; with ``prompt_tokens`` all prompts have this length."""
     if prompt_tokens is not None:
-        return Prompts(prompt_tokens, prompt_tokens, 0)
+        return Prompts(prompt_tokens, prompt_tokens, 0, prompt_pixels)
     data = config.data
     if data.environment is not None:
         raise ValueError("data.environment writes the prompts: give their length, such as --prompt-tokens 512")
     from transformers import AutoTokenizer
+
+    from rlprims.execution.hf._vision import pixels_of
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model.here(weights=False).path)
@@ -96,8 +114,9 @@ def lengths_of(config: Config, prompt_tokens: int | None = None) -> Prompts:
         what = str(error).splitlines()[0]
         raise ValueError(f"{what}; without the data give the length of prompts, such as --prompt-tokens 512") from None
     lengths = [len(row.prompt_ids) for row in rows]
+    pixels = pixels_of(config.model.here(weights=False), [row.images for row in rows[:64]])  # enough for a mean
     responses = (len(rows[: one.limit]) * one.samples for rows, one in zip(evaluated, asked, strict=True))
-    return Prompts(round(sum(lengths) / len(lengths)), max(lengths), max(responses, default=0))
+    return Prompts(round(sum(lengths) / len(lengths)), max(lengths), max(responses, default=0), pixels, len(rows))
 
 
 def rows_sampled(config: Config) -> int:

@@ -16,6 +16,7 @@ from rlprims.cli import main
 from rlprims.runs.records import by_group, read_rollouts, recorded_steps
 from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims, small_run
+from tests.trainer.test_pairs import Ran, assert_equal
 from tests.vision.made import build_processor, encoded, picture
 
 from warm_up import build_model  # isort: skip - of examples/dots, whose folder tests.vision.made adds
@@ -110,3 +111,18 @@ def test_bad_images_end_a_run_before_it_begins(
     assert main(["train", str(config(model, bad, tmp_path / "run"))]) != 0
     assert f"{bad}:1: image none.png: no such file in {tmp_path}" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_with_vllm_is_the_local_one(model: Path, rows: Path, tmp_path: Path) -> None:
+    """The same tokens and scores in every step, and the same losses and norms."""
+    changes = {"evaluation": {"every": 2, "samples": 2}, "optimizer": {"lr": 1e-3, "eps": 1e-4}}
+    ray = {"kv_cache_bytes": 64 << 20, "start_timeout": 480.0}
+    ran = []
+    for name, where in (("local", {}), ("ray", {"execution": "ray", "ray": ray})):
+        rlprims("train", config(model, rows, tmp_path / name, **changes, **where))
+        steps = recorded_steps(tmp_path / name).values()
+        lines = [json.loads(line) for step in steps for line in step.read_text().splitlines()]
+        ran.append(Ran(metrics_of(tmp_path / name), lines))
+    assert_equal(*ran)
+    assert sum(line.get("grad_norm", 0) > 1e-3 for line in ran[0].metrics) == 4

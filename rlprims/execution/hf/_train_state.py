@@ -17,6 +17,7 @@ from rlprims.execution import OptimizerConfig, UpdateReport
 from rlprims.execution.hf._adapters import trained
 from rlprims.execution.hf._micro_batches import Part, Ranks, StepTotals
 from rlprims.execution.hf._models import restore, save_model
+from rlprims.execution.hf._vision import INPUTS, tower
 from rlprims.types import Metrics, merge_metrics
 
 
@@ -41,6 +42,7 @@ class TrainState:
         weights = trained(module)
         masters = {name: x if x.dtype.itemsize > 2 else _master_of(x) for name, x in weights.items()}
         self.masters = list(masters.values())
+        self.seeing = [x for x in tower(module).values() if x.requires_grad]
         self.rounded = [(x, masters[name]) for name, x in weights.items() if x is not masters[name]]
         names = _matrices(module, weights) if config.name == "muon" else set()
         matrices = {name: x for name, x in masters.items() if name in names}
@@ -138,15 +140,19 @@ def optimizer_step(
 
     The report is on the CPU, because its reader may have no other device. Until the end nothing waits for the device.
     """
-    losses, metrics = list[Tensor](), Metrics()
+    losses, metrics, has_images = list[Tensor](), Metrics(), False
     state.zero_grad()  # an exception in the last step may have left gradients
     for part in parts:
         ranks.reduce_next(state.module, part.is_last)
+        has_images |= bool(part.data.get(INPUTS))
         part_loss, part_metrics = forward({**part.data, **totals})  # type: ignore[dict-item]
         # Ranks average their gradients. The totals are those of the whole step, so the sum is wanted.
         (part_loss * ranks.size).backward()  # type: ignore[no-untyped-call]
         losses.append(part_loss.detach())
         metrics = merge_metrics(metrics, part_metrics)
+    if state.seeing and not ranks.largest(has_images):
+        for x in state.seeing:
+            x.grad = None  # on ranks it is 0, by which Adam would move the weights
     sent = {
         n: replace(x, **{k: y.to("cpu", non_blocking=True) for k, y in vars(x).items()}) for n, x in metrics.items()
     }

@@ -4,6 +4,7 @@ Row i of the object column ``images`` is a tuple of encoded images, whose placeh
 """
 
 import shutil
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,15 @@ def freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
     for parameter in tower(model).values():
         parameter.requires_grad_(config.vision == "trained")
     return model
+
+
+def give_gradients(model: Any) -> None:
+    """Give the part that sees the gradient 0 for rows without images: ranks sum the same gradients."""
+
+    def with_all(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output + 0 * sum(x.flatten()[0] for x in tower(model).values())
+
+    model.get_input_embeddings().register_forward_hook(with_all)
 
 
 def ban_placeholders(model: nn.Module) -> None:
@@ -111,6 +121,15 @@ def image_inputs(model: ModelConfig, images: Any, input_ids: Tensor, attention_m
     if not sees(model):
         raise ValueError(f"rows have images: expected a model that reads them, got {model.path!r}: see docs/vision.md")
     return _reader_at(model.path)(images, input_ids, attention_mask)
+
+
+def pixels_of(model: ModelConfig, rows: Sequence[Sequence[bytes]]) -> float:
+    """The count of numbers that the images of the mean row are, by the model's processor."""
+    from rlprims.vision.inputs import pixel_inputs
+    from rlprims.vision.processor import load_processor
+
+    processor = load_processor(model.path) if any(rows) else None
+    return sum(pixel_inputs(processor, row)["pixel_values"].numel() for row in rows if row) / len(rows)
 
 
 def copy_processor(path: str, folder: Path) -> None:

@@ -196,7 +196,7 @@ def checksum(module: Any, group: dist.ProcessGroup | None = None) -> str:
 def _weights(module: Any) -> dict[str, Any]:
     """This rank's shards of the trained weights and the part that reads images. Tied ones have their first name."""
     once: dict[int, str] = {}
-    of_trained = StateDictOptions(ignore_frozen_params=not tower(module))
+    of_trained = StateDictOptions(ignore_frozen_params=is_adapted(module) or not tower(module))
     state: dict[str, Any] = get_model_state_dict(module, options=of_trained)
     for name, x in state.items():
         local = x.to_local() if isinstance(x, DTensor) else x

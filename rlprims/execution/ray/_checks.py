@@ -37,8 +37,6 @@ _MOST_LOG_PROBS = 32_768
 
 def check(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
     """Raise a ValueError if cluster and models do not fit together."""
-    if model.vision == "trained":
-        raise ValueError("model.vision: trained needs execution: local, because ranks do not train the part that sees")
     if run.get("images"):
         _check_images(cluster, model, run)
     check_plans(cluster, model, run["algorithm"])
@@ -145,10 +143,9 @@ def _check_images(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None
     if cluster.engine == "vllm" and kind in SERVED[1:] and find_spec("torchvision") is None:
         raise ValueError(f"rows have images: vLLM needs torchvision for {kind}; install it, or use ray.engine: hf")
     check_vision(model, run["algorithm"])
-    names = ("colocate", "cpu_offload", "tensor_parallel_size", "training_tensor_parallel")
-    changed = [f"ray.{name}" for name in names if getattr(cluster, name) != RayConfig.model_fields[name].default]
-    for name in [*changed, *["model.lora"] * (model.lora is not None)]:
-        raise ValueError(f"{name}: not yet on a cluster with rows that have images: leave it out, or data.images: null")
+    for name in ("cpu_offload", "tensor_parallel_size", "training_tensor_parallel"):
+        if getattr(cluster, name) != RayConfig.model_fields[name].default:
+            raise ValueError(f"ray.{name}: not yet with rows that have images: leave it out, or data.images: null")
 
 
 def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from rlprims.execution import ModelConfig, RayConfig
 from rlprims.execution.hf import Ranks
 from rlprims.execution.hf._models import empty_causal_lm, load_causal_lm, usable_device
-from rlprims.execution.hf._vision import tower
+from rlprims.execution.hf._vision import give_gradients, tower
 from rlprims.execution.ray._tensor_parallel import divide
 
 _CPU = torch.device("cpu")
@@ -76,11 +76,14 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
         if tensor is not None:
             divide(module, tensor)
         names = set(getattr(module, "_no_split_modules", None) or ())
-        # Each rank has the whole part that reads images, since it runs on those with images alone.
-        whole = {x for x in tower(module).values() if not x.requires_grad}
+        # The part that reads images runs on ranks with images alone: each has it whole, or gathers it with the root.
+        seeing = {*tower(module).values()}
+        whole = {x for x in seeing if not x.requires_grad}
         for x in whole:
             x.data = x.data.to(dtype=computes_in)
-        blocks = [m for m in module.modules() if type(m).__name__ in names and whole.isdisjoint(m.parameters())]
+        if seeing > whole:
+            give_gradients(module)
+        blocks = [m for m in module.modules() if type(m).__name__ in names and seeing.isdisjoint(m.parameters())]
         if config.activation_checkpointing:
             kinds = tuple({type(block) for block in blocks})
             apply_activation_checkpointing(module, check_fn=lambda m: isinstance(m, kinds))

@@ -126,6 +126,7 @@ class VllmEngine:
         if on_cpu:
             self.llm.collective_rpc("draw_as_a_gpu")
         self.pictures = Pictures(self.llm, model.path) if sees(model) else None
+        self._sees_anew = model.vision == "trained"
         if self.pictures:
             self.llm.collective_rpc("ban", args=(placeholders(AutoConfig.from_pretrained(model.path)),))
         self._calls: dict[int, _Call] = {}
@@ -328,6 +329,8 @@ class VllmEngine:
         self.version = version
         # Running requests keep their old keys and values, or lose them and compute them again with the new weights.
         self.llm.reset_prefix_cache(reset_running_requests=self._recomputes)
+        if self._sees_anew:
+            self.llm.llm_engine.reset_encoder_cache()
         self.llm.wake_up(tags=["scheduling"])
         received: Sums = self.llm.collective_rpc("received_sums")[0]
         return received
