@@ -31,7 +31,7 @@ REASONS = {
     "the families of models that are served, each of which is tried": """
         execution/test_execution_balance execution/test_execution_head execution/test_execution_packed
         execution/test_execution_ropes execution/test_execution_routes execution/test_execution_vision
-        execution/test_execution_zoo execution/vision_zoo
+        execution/test_execution_zoo execution/vision_zoo vision/test_fit
     """,
     "a part of the models' computation beside a formula or transformers": """
         execution/test_execution_flops execution/test_execution_gpu execution/test_execution_half

@@ -113,7 +113,8 @@ def write_rows(folder: Path, name: str, n: int, seed: int) -> Path:
         for number in range(n):
             one, path = problem(rng), f"{name}/{number:05}.png"
             one.picture().save(unfinished / path)
-            row = {"question": one.question, "image": path, "answer": one.answer, "data_source": f"dots/{one.kind}"}
+            said = {"answer": one.answer, "response": f"<answer>{one.answer}</answer>"}
+            row = {"question": one.question, "image": path, **said, "data_source": f"dots/{one.kind}"}
             lines.write(json.dumps(row) + "\n")
     shutil.rmtree(folder / name, ignore_errors=True)
     for made in (unfinished / name, unfinished / file.name):

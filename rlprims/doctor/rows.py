@@ -143,12 +143,12 @@ def tokenizing(rows: Rows) -> tuple[Any, Callable[[Any], Tokens]]:
     """The tokenizer of a model, and a function of a row that returns its tokens, as a run would have them."""
     path, config, use, model, check = rows
     tokenizer, ends = load_end_tokens(str(model))
-    first = first_row(path)
+    first, folder = first_row(path), files_of(path)[0].parent
     if isinstance(config, DataConfig):
         prompts, limit = Reader(config, tokenizer, first, check), config.max_prompt_length
 
         def of_prompt(row: dict[str, Any]) -> Tokens:
-            ids = prompts.example(row, source_of(path), files_of(path)[0].parent).prompt_ids
+            ids = prompts.example(row, source_of(path), folder).prompt_ids
             return Tokens(_within(limit, ids), [False] * len(ids))
 
         return tokenizer, of_prompt
@@ -156,7 +156,7 @@ def tokenizing(rows: Rows) -> tuple[Any, Callable[[Any], Tokens]]:
     stored.see(first)
 
     def of_stored(row: dict[str, Any]) -> Tokens:
-        prompt_ids, (response, *others), _ = stored.row(row)
+        prompt_ids, (response, *others), *_ = stored.row(row, folder)
         ids = [*_within(config.max_prompt_length, prompt_ids), *response.ids]
         return Tokens(ids, [False] * len(prompt_ids) + response.learned, [token for r in others for token in r.ids])
 

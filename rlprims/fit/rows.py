@@ -1,5 +1,6 @@
 """Stored rows: the rows of a file to token ids, and to batches."""
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from rlprims.runs.end_tokens import closing_tokens
 from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
 from rlprims.runs.rows import BadRows, OnDisk, read_rows
 from rlprims.turns.tokens import Answered, checked_messages, checked_tools, encode_after, shown, text_ids
+from rlprims.vision.messages import images_of_row
+from rlprims.vision.processor import ImageChat
 
 
 class Response(NamedTuple):
@@ -32,11 +35,14 @@ class StoredRow(NamedTuple):
     prompt_ids: list[int]
     responses: tuple[Response, ...]
     margin: float = 0.0
+    images: tuple[bytes, ...] = ()
+    """Encoded images, in the order of their places in the tokens."""
 
 
 def _stored_row(values: list[Any]) -> StoredRow:
-    prompt_ids, responses, margin = values
-    return StoredRow(prompt_ids, tuple(Response(*response) for response in responses), margin)
+    prompt_ids, responses, margin, images = values
+    pair = tuple(Response(*response) for response in responses)
+    return StoredRow(prompt_ids, pair, margin, tuple(map(base64.b64decode, images)))
 
 
 class StoredRows(NamedTuple):
@@ -54,10 +60,10 @@ class StoredRows(NamedTuple):
     """The layout that was recognized or set."""
 
     def digest(self) -> str:
-        """A hash of all tokens. A resume must have the same one."""
+        """A hash of all tokens and images. A resume must have the same one."""
         found = hashlib.blake2b(digest_size=16)
         for row in self.rows:
-            found.update(json.dumps(row).encode())
+            found.update(b"".join([json.dumps(row[:3]).encode(), *(hashlib.sha256(x).digest() for x in row.images)]))
         return found.hexdigest()
 
 
@@ -86,7 +92,7 @@ class Reader:
             if number == 0:
                 self.see(fields)
             try:
-                row = self.row(fields)
+                row = self.row(fields, Path(place).parent)
             except ValueError as error:
                 bad.add(place, error)
                 continue
@@ -110,9 +116,11 @@ class Reader:
     def _fitted(self, row: StoredRow, place: str) -> tuple[StoredRow | None, bool]:
         """The row, cut to the limits, and whether its responses were cut; None if it is left out."""
         config, length = self.config, len(row.prompt_ids)
+        uncut = ", and images cannot be cut: set data.{}: filter" if row.images else ""
         if length > self.max_prompt:
-            if config.overlong_prompts == "error":
-                raise ValueError(f"{place}: expected a prompt of at most {self.max_prompt} tokens, got {length}")
+            if config.overlong_prompts == "error" or (uncut and config.overlong_prompts == "truncate"):
+                got = f"{length}{uncut.format('overlong_prompts')}"
+                raise ValueError(f"{place}: expected a prompt of at most {self.max_prompt} tokens, got {got}")
             if config.overlong_prompts == "filter":
                 return None, False
             row = row._replace(prompt_ids=row.prompt_ids[-self.max_prompt :])
@@ -120,8 +128,8 @@ class Reader:
         longest = max(len(response.ids) for response in row.responses)
         if longest <= space:
             return row, False
-        if config.overlong_rows == "error":
-            got = len(row.prompt_ids) + longest
+        if config.overlong_rows == "error" or (uncut and config.overlong_rows == "truncate"):
+            got = f"{len(row.prompt_ids) + longest}{uncut.format('overlong_rows')}"
             raise ValueError(f"{place}: expected a row of at most {self.window} tokens, got {got}")
         cut = tuple(Response(r.ids[:space], r.learned[:space]) for r in row.responses)
         if config.overlong_rows == "filter" or not all(any(r.learned) for r in cut):
@@ -132,27 +140,29 @@ class Reader:
         """Find the fields of a file in its first row."""
         self.fields = fields_of(self.config, "demonstrations" if self.kind == "demonstrations" else "pairs", first)
 
-    def row(self, fields: dict[str, Any]) -> StoredRow:
-        """The tokens of a row of the file that was seen."""
+    def row(self, fields: dict[str, Any], folder: Path = Path()) -> StoredRow:
+        """The tokens of a row of the file that was seen; ``folder`` has images."""
         config, paths = self.config, self.fields.paths
         margin = _number(fields, config.margin) if config.margin is not None else 0.0
         if self.kind == "demonstrations" and value_at(fields, paths["messages"]) is not MISSING:
-            messages = checked_messages(self._messages(fields, "messages"), paths["messages"])
+            messages = checked_messages(self._messages(fields, "messages"), paths["messages"], images=True)
             system = value_at(fields, paths.get("system", ""))
-            return self._chats([messages], fields, first=0, system=None if system is MISSING else system)
+            return self._chats([messages], fields, folder, first=0, system=None if system is MISSING else system)
         prompt, *values = (self._messages(fields, name) for name in ("prompt", *self.answers))
         if config.template != "chat" and not any(map(is_chat, (prompt, *values))):
-            return self._texts(*(_text(fields, paths[name]) for name in ("prompt", *self.answers)), margin=margin)
+            texts = [_text(fields, paths[name]) for name in ("prompt", *self.answers)]
+            images_of_row(texts[0], fields, config, self.tokenizer, folder)  # an error if there are images
+            return self._texts(*texts, margin=margin)
         asked = prompt
         if prompt is MISSING and all(map(is_chat, values)):
             asked = []  # the answers are whole chats
         elif not is_chat(prompt):
             asked = [{"role": "user", "content": _text(fields, paths["prompt"])}]
-        asked = checked_messages(asked, paths["prompt"]) if asked else []
+        asked = checked_messages(asked, paths["prompt"], images=True) if asked else []
         named = zip(self.answers, values, strict=True)
         chats = [self._chat(asked, value, fields, paths[name]) for name, value in named]
         first = _shared(chats) if len(chats) > 1 else len(asked)
-        return self._chats(chats, fields, first=first, system=config.system)._replace(margin=margin)
+        return self._chats(chats, fields, folder, first=first, system=config.system)._replace(margin=margin)
 
     def _messages(self, fields: Mapping[str, Any], name: str) -> Any:
         return as_messages(value_at(fields, self.fields.paths[name]), self.fields.layout)
@@ -174,30 +184,37 @@ class Reader:
         """The messages of a prompt and its answer; the answer may be the whole chat."""
         if not is_chat(answer):
             answer = [{"role": "assistant", "content": _text(fields, name)}]
-        answer = checked_messages(answer, name)
+        answer = checked_messages(answer, name, images=True)
         return [*asked, *answer] if answer[0]["role"] == "assistant" else answer
 
     def _chats(
-        self, chats: list[list[dict[str, Any]]], fields: dict[str, Any], *, first: int, system: str | None
+        self, chats: list[Any], fields: dict[str, Any], folder: Path, *, first: int, system: str | None
     ) -> StoredRow:
         """Chats in the form of the tokenizer's template. A response begins with the first message that is learned."""
-        if not self.tokenizer.chat_template:
+        split = [images_of_row(messages, fields, self.config, self.tokenizer, folder) for messages in chats]
+        _, images, processor = split[0]
+        if split[-1][1] != images:
+            raise ValueError("the two chats of a pair have different images: expected the same")
+        if not (processor or self.tokenizer).chat_template:
             raise ValueError("a chat, but the tokenizer has no chat template: use prompt and response")
+        of_images = self.config.chat(processor).arguments, processor, images
+        chat = ImageChat(self.tokenizer, *of_images) if images else self.chat
         path = self.fields.paths["tools"]
         tools = value_at(fields, path)
         tools = None if tools is MISSING else checked_tools(tools, path)
         found = list[Answered]()
-        for messages in chats:
+        for messages, *_ in split:
             roles = [message["role"] for message in messages]
             if roles[-1] != "assistant" or roles[0] == "assistant":
                 raise ValueError(f"expected a chat that begins with another and ends with assistant, got {roles}")
             before = [{"role": "system", "content": system}] if system and roles[0] != "system" else []
             begin = len(messages) - 1 if self.config.turns == "last" else first
             whole, begin = [*before, *messages], begin + len(before)
-            found.append(self.chat.answered(whole, tools, first=begin, end_ids=self.end_ids, end=self.end_of_message))
+            found.append(chat.answered(whole, tools, first=begin, end_ids=self.end_ids, end=self.end_of_message))
         if found[0].prompt_ids != found[-1].prompt_ids:
             raise ValueError("the two chats of a pair differ before an answer, in what others say: expected the same")
-        return StoredRow(found[0].prompt_ids, tuple(Response(each.ids, each.learned) for each in found))
+        responses = tuple(Response(each.ids, each.learned) for each in found)
+        return StoredRow(found[0].prompt_ids, responses, images=images)
 
 
 def _shared(chats: list[list[dict[str, Any]]]) -> int:
@@ -223,7 +240,7 @@ def _number(fields: dict[str, Any], name: str) -> float:
 
 
 def as_batch(rows: Sequence[StoredRow], pad_token_id: int) -> DataProto:
-    """A batch of the rows' responses; the two responses of a pair are consecutive rows.
+    """A batch of the rows' responses, with their images; the two responses of a pair are consecutive rows.
 
     For pairs it also has ``pair_ids`` int64, ``is_chosen`` bool and ``score_margins`` float (B,).
     """
@@ -245,4 +262,5 @@ def as_batch(rows: Sequence[StoredRow], pad_token_id: int) -> DataProto:
             "is_chosen": torch.tensor([True, False]).repeat(len(rows)),
             "score_margins": torch.tensor([row.margin for row in rows]).repeat_interleave(2),
         }
-    return DataProto.from_dict(tensors=tensors)
+    images = [row.images for row in rows for _ in row.responses]
+    return DataProto.from_dict(tensors, {"images": images} if any(images) else None)

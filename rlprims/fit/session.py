@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from torch import Tensor
+from transformers import AutoConfig
 
 from rlprims.execution import ModelConfig
 from rlprims.execution.hf import StoredTraining
@@ -21,7 +22,7 @@ from rlprims.runs.directory import RunDirectory
 from rlprims.runs.disk_errors import writing
 from rlprims.runs.end_tokens import load_tokenizer
 from rlprims.runs.loggers import check_loggers
-from rlprims.runs.rows import report, with_time
+from rlprims.runs.rows import have_images, report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 
 
@@ -41,9 +42,21 @@ def _build(config: FitConfig, console: Console) -> _Parts:
     reader = Reader(config.data, config.kind, tokenizer, ends, window)
     rows = _read(config.data.train, reader, console)
     held_out = _read(config.data.eval, reader, console) if config.data.eval is not None else None
+    if have_images(config.model, rows.rows, held_out.rows if held_out else ()):
+        _check_images(config)
     training = _training(config, config.model, tokenizer, updates=loop.steps_of(config, len(rows.rows)))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     return _Parts(pad, training, rows, held_out)
+
+
+def _check_images(config: FitConfig) -> None:
+    """Raise an error for what is not possible with rows that have images."""
+    if config.kind == "scores":
+        raise ValueError(f"{config.loss.path}: a reward model reads texts, and rows have images: use a loss on pairs")
+    model = config.model.here()
+    kind, other = (AutoConfig.from_pretrained(each).model_type for each in (model.path, model.reference or model.path))
+    if other != kind:
+        raise ValueError(f"model.reference: expected a {kind} as model.path is, which reads images, got a {other}")
 
 
 def _read(path: Path | str, reader: Reader, console: Console) -> StoredRows:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 
 from rlprims.runs.config import Place, Section
 from rlprims.runs.files import files_of, values_of
+from rlprims.runs.layouts import MISSING, value_at
 from rlprims.turns.tokens import Chat
 
 Row = TypeVar("Row")
@@ -31,6 +32,8 @@ class RowsConfig(Section):
     layout: str | None = Field(
         default=None, description="name of the fields' layout, such as verl or trl; null: recognized by the first row"
     )
+    images: str | None = Field(default="images", description="field that holds one image or a list; null: none")
+    images_from: Literal["files", "http"] = Field(default="files", description="http: urls of images are fetched")
     tools: str = Field(default="tools", description="field with the schemas of tools, for the chat template")
     system: str | None = Field(default=None, description="system message of the chat template")
     template_arguments: dict[str, Any] = Field(
@@ -56,6 +59,11 @@ class RowsConfig(Section):
         if template != "chat" and field not in template:
             raise ValueError(f"expected text with {field} in it, or chat")
         return template
+
+    def images_in(self, row: Mapping[str, Any]) -> Any:
+        """The field of images of a row; None if it has none, and [] if there are none in it."""
+        column = MISSING if self.images is None else value_at(row, self.images)
+        return None if column is MISSING else column or []
 
     def chat(self, tokenizer: Any) -> Chat:
         """The tokenizer's chat template with the arguments of the settings."""
@@ -154,6 +162,15 @@ class OnDisk(Sequence[Row]):
             return self._in_memory[index]
         begin, end = self._ends[index], self._ends[index + 1]
         return self.decode(json.loads(os.pread(self._file.fileno(), end - begin, begin)))
+
+
+def have_images(model: Any, *files: Sequence[Any]) -> bool:
+    """Whether rows have images; an error if ``model.vision`` is none."""
+    found = any(row.images for rows in files for row in rows)
+    if found and model.vision == "none":
+        fix = "set model.vision: frozen, or data.images: null"
+        raise ValueError(f"model.vision: none reads texts, and rows have images: {fix}")
+    return found
 
 
 def report(rows: Any, path: Path | str, console: Any) -> None:

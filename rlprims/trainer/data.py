@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,9 @@ from rlprims.environments import CallStyle
 from rlprims.filters import DifficultyPools
 from rlprims.runs.layouts import MISSING, as_messages, fields_of, is_chat, value_at
 from rlprims.runs.rows import BadRows, OnDisk, RowsConfig, read_rows
-from rlprims.turns.tokens import checked_messages, checked_tools, encode, has_image_parts, text_ids
+from rlprims.turns.tokens import checked_messages, checked_tools, encode, text_ids
+from rlprims.vision.messages import images_of_row
+from rlprims.vision.processor import prompt as image_prompt
 
 
 class DataConfig(RowsConfig):
@@ -24,8 +25,6 @@ class DataConfig(RowsConfig):
 
     question: str = Field(default="question", description="field that holds the question: a text or messages")
     answer: str = Field(default="answer", description="field that holds the answer")
-    images: str | None = Field(default="images", description="field that holds one image or a list; null: none")
-    images_from: Literal["files", "http"] = Field(default="files", description="http: urls of images are fetched")
     source: str = Field(
         default="data_source", description="field that results are reported by; rows without it: the file's name"
     )
@@ -152,7 +151,7 @@ class Reader:
     ) -> None:
         self.fields = fields_of(config, "prompts", first)
         self.config, self.tokenizer, self.check = config, tokenizer, check
-        self.processor: Any = None  # of a model with vision, loaded when a row has images
+        self.processor: Any = None  # of the model, if the row has images
 
     def example(self, row: dict[str, Any], name: str, folder: Path = Path()) -> Example:
         """The example of a row; ``name`` is the source of rows that have none, and ``folder`` has images."""
@@ -190,22 +189,11 @@ class Reader:
     def _split_images(self, question: Any, row: dict[str, Any], folder: Path) -> tuple[Any, dict[str, Any], Any]:
         """The question with bare image parts, the row without its images, and these."""
         config, path = self.config, self.fields.paths["question"]
-        column = value_at(row, config.images) if config.images else MISSING
-        column = None if column is MISSING else column or []
-        if not (column or has_image_parts(question) or (column == [] and "<image>" in str(question))):
+        messages, images, self.processor = images_of_row(question, row, config, self.tokenizer, folder)
+        if not images:
             return question, row, ()
-        from rlprims.vision.images import read_images
-        from rlprims.vision.messages import split_images
-        from rlprims.vision.processor import load_processor
-
-        self.processor = load_processor(self.tokenizer.name_or_path)
-        if isinstance(question, str) and config.template != "chat":
-            raise ValueError(f"the row has images, expected data.template: chat, got {config.template!r}")
         if config.teacher_template is not None:
             raise ValueError("the row has images, and data.teacher_template writes texts: leave it out")
-        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-        read = partial(read_images, folder=folder, http=config.images_from == "http")
-        messages, images = split_images(messages, column, read)
         rest = {name: value for name, value in row.items() if name != config.images}
         return messages, rest | ({path: messages} if is_chat(row.get(path)) else {}), images
 
@@ -259,8 +247,6 @@ def tokenized_prompt(
         messages = [{"role": "system", "content": config.system}, *messages]
     chat, tools = config.chat(tokenizer), checked_tools(tools, config.tools)
     if images:
-        from rlprims.vision.processor import prompt
-
-        return prompt(tokenizer, messages, images, tools, chat.arguments)
+        return image_prompt(tokenizer, messages, images, tools, chat.arguments)
     text = chat.text(messages, tools, generate=True)
     return text, encode(tokenizer, text)

@@ -18,7 +18,7 @@ from rlprims.runs.disk_errors import writing
 from rlprims.runs.end_tokens import load_tokenizer
 from rlprims.runs.loggers import check_loggers
 from rlprims.runs.metrics import worker_metrics
-from rlprims.runs.rows import report, with_time
+from rlprims.runs.rows import have_images, report, with_time
 from rlprims.runs.run import Run, begin_or_resume, lock_and_find_checkpoint, on_interrupt, prepare_process
 from rlprims.runs.steps import Hook, StepResult
 from rlprims.trainer.config import Config
@@ -61,10 +61,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
-    images = any(example.images for rows in (training, *evaluation.values()) for example in rows.rows)
-    if images and config.model.vision == "none":
-        fix = "set model.vision: frozen, or data.images: null"
-        raise ValueError(f"model.vision: none reads texts, and rows have images: {fix}")
+    images = have_images(config.model, *(examples.rows for examples in (training, *evaluation.values())))
     backend = _backend(config, path, tokenizer, ends, console, images)
     execution = backend
     if config.replay is not None:

@@ -1,13 +1,34 @@
 """Messages with images in the layouts of TRL, verl and OpenAI: bare parts in order, and the images apart from them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from rlprims.turns.tokens import is_image_part
-from rlprims.vision.images import KEYS
+from rlprims.turns.tokens import has_image_parts, is_image_part
+from rlprims.vision.images import KEYS, read_images
+from rlprims.vision.processor import load_processor
 
 MARK = "<image>"  # the place of an image in a text of verl's rows
 _PART = {"type": "image"}
+
+
+def images_of_row(
+    asked: Any, row: Mapping[str, Any], config: Any, tokenizer: Any, folder: Path
+) -> tuple[Any, tuple[bytes, ...], Any]:
+    """The messages of a row with bare image parts, the images in their order, and the model's processor.
+
+    ``asked`` is a text or messages, which a row without images keeps. ``config`` are the settings of rows.
+    """
+    column = config.images_in(row)
+    if not (column or has_image_parts(asked) or (column == [] and MARK in str(asked))):
+        return asked, (), None
+    processor = load_processor(tokenizer.name_or_path)
+    if isinstance(asked, str) and config.template != "chat":
+        raise ValueError(f"the row has images, expected data.template: chat, got {config.template!r}")
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    read = partial(read_images, folder=folder, http=config.images_from == "http")
+    return *split_images(messages, column, read), processor
 
 
 def split_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any]) -> tuple[list[Any], tuple[Any, ...]]:

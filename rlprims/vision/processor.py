@@ -1,12 +1,13 @@
 """The processor of a model with vision: it renders messages with images, and expands each to its placeholder tokens."""
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any
 
 from rlprims._storage import local_copy
-from rlprims.turns.tokens import Chat
+from rlprims.turns.tokens import Answered, Chat, encode, is_image_part
 from rlprims.vision.images import decode
 
 
@@ -71,13 +72,48 @@ def prompt(
     Messages have parts ``{"type": "image"}`` where the images are, in order. ``arguments`` are the template's.
     """
     text = Chat(processor, arguments or {}).text(messages, tools, generate=True)
+    return text, expanded(processor, text, images)
+
+
+def expanded(processor: Any, text: str, images: Sequence[bytes]) -> list[int]:
+    """The ids of a text that has one placeholder for each image, with each image's tokens in its place."""
     for kind, expected in (("image", len(images)), ("video", 0), ("audio", 0)):
         token = getattr(processor, f"{kind}_token", None)
         if token and (found := text.count(token)) != expected:
-            raise ValueError(f"expected {expected} placeholders {token} in the prompt, one for an {kind}, got {found}")
+            raise ValueError(f"expected {expected} placeholders {token} in the text, one for an {kind}, got {found}")
     pictures = [[decode(image) for image in images]] if images else None
     try:
         ids = processor(text=[text], images=pictures, add_special_tokens=False)["input_ids"]
     except Exception as error:  # such as a ValueError for sides of 1 and 300 pixels
         raise ValueError(f"the model's processor refuses the images: {' '.join(str(error).split())}") from None
-    return text, [int(token) for token in ids[0]]
+    return [int(token) for token in ids[0]]
+
+
+@dataclass(frozen=True)
+class ImageChat(Chat):
+    """Renders messages with a processor's template. In a text each image is the text of its tokens, in their order."""
+
+    processor: Any = None
+    images: Sequence[bytes] = ()
+
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, generate: bool = False) -> str:
+        first, *others = self._rendering.text(messages, tools, generate=generate).split(self.processor.image_token)
+        return first + "".join(block + part for block, part in zip(self._blocks, others, strict=False))
+
+    def answered(self, messages: Sequence[Mapping[str, Any]], tools: Any, **how: Any) -> Answered:
+        if any(is_image_part(part) for m in messages if m["role"] == "assistant" for part in m.get("content") or ()):
+            raise ValueError("expected images in what others say, got one in an answer: it cannot be learned")
+        whole = expanded(self.processor, self._rendering.text(messages, tools), self.images)
+        if encode(self.tokenizer, self.text(messages, tools)) != whole:
+            raise ValueError("the model's processor makes other tokens of the chat than its tokenizer of the text")
+        return super().answered(messages, tools, **how)
+
+    @cached_property
+    def _rendering(self) -> Chat:
+        """Writes one placeholder for each image."""
+        return Chat(self.processor, self.arguments)
+
+    @cached_property
+    def _blocks(self) -> list[str]:
+        ids = [expanded(self.processor, self.processor.image_token, [image]) for image in self.images]
+        return [self.tokenizer.decode(each, clean_up_tokenization_spaces=False) for each in ids]
