@@ -61,10 +61,10 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
-    images = any(example.images for rows in (training, *evaluation.values()) for example in rows.rows)
+    images = any(rows.has_images for rows in (training, *evaluation.values()))
     if images and config.model.vision == "none":
         fix = "set model.vision: frozen, or data.images: null"
-        raise ValueError(f"model.vision: none reads texts, and rows have images: {fix}")
+        raise ValueError(f"model.vision: none reads texts, and rows or episodes have images: {fix}")
     backend = _backend(config, path, tokenizer, ends, console, images)
     execution = backend
     if config.replay is not None:

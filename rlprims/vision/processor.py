@@ -1,12 +1,12 @@
 """The processor of a model with vision: it renders messages with images, and expands each to its placeholder tokens."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 from rlprims._storage import local_copy
-from rlprims.turns.tokens import Chat
+from rlprims.turns.tokens import Chat, images_in
 from rlprims.vision.images import decode
 
 
@@ -71,6 +71,12 @@ def prompt(
     Messages have parts ``{"type": "image"}`` where the images are, in order. ``arguments`` are the template's.
     """
     text = Chat(processor, arguments or {}).text(messages, tools, generate=True)
+    return text, [*expanded(processor, text, tuple(images))]
+
+
+@lru_cache(maxsize=64)  # the episodes of a group begin with the same prompt
+def expanded(processor: Any, text: str, images: tuple[bytes, ...]) -> tuple[int, ...]:
+    """The ids of a text with one placeholder for each image, with each image's tokens."""
     for kind, expected in (("image", len(images)), ("video", 0), ("audio", 0)):
         token = getattr(processor, f"{kind}_token", None)
         if token and (found := text.count(token)) != expected:
@@ -80,4 +86,25 @@ def prompt(
         ids = processor(text=[text], images=pictures, add_special_tokens=False)["input_ids"]
     except Exception as error:  # such as a ValueError for sides of 1 and 300 pixels
         raise ValueError(f"the model's processor refuses the images: {' '.join(str(error).split())}") from None
-    return text, [int(token) for token in ids[0]]
+    return tuple(int(token) for token in ids[0])
+
+
+class Expanding:
+    """A processor in the place of a tokenizer, for texts with no placeholder or with one for each of these images."""
+
+    def __init__(self, processor: Any, images: tuple[bytes, ...]) -> None:
+        self.processor, self.images = processor, images
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.processor if name == "chat_template" else self.processor.tokenizer, name)
+
+    def apply_chat_template(self, messages: Any, **how: Any) -> str:
+        """The text of the messages; a ValueError if the template leaves out an image."""
+        text: str = self.processor.apply_chat_template(messages, **how)
+        if (found := text.count(self.processor.image_token)) < (expected := len(images_in(messages))):
+            raise ValueError(f"it writes {found} of {expected} images")
+        return text
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        images = self.images if self.processor.image_token in text else ()
+        return [*expanded(self.processor, text, images)]
