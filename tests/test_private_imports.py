@@ -48,7 +48,7 @@ REASONS = {
     "what a run says when it is killed, in a process without a run": "trainer/test_words",
     "the words that docstrings share": "test_described",
     "the rows of ranks and of micro-batches, and what a worker of a verifier reads": """
-        vision/test_columns vision/test_rows
+        vision/test_columns vision/test_episodes vision/test_rows
     """,
 }
 

@@ -1,15 +1,16 @@
 """The protocols of environments, samplers and renderers, and their results."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from rlprims.ended import EndedName
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message as in chat templates: ``role`` and ``content``, both text. A message of the model also has ``tool_calls``,
-a list of ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``; ``malformed_calls``, a list of the
-errors of calls that could not be parsed; and ``finish``, the reason why sampling ended."""
+"""A message as in chat templates: ``role`` and ``content``, both text. With images the content is a list of parts,
+``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``. A message of the model also has
+``tool_calls``, a list of ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``; ``malformed_calls``,
+a list of the errors of calls that could not be parsed; and ``finish``, the reason why sampling ended."""
 
 FirstMessages: TypeAlias = Sequence[Message] | tuple[Sequence[Message], Sequence[Any]]
 """The first messages; or the first messages and the tools, from :func:`tool` or as schemas for chat templates."""
@@ -68,10 +69,9 @@ class Completion:
     """False for a token that was forced and not drawn, such as the end of a thinking budget."""
 
 
-class Sampler(Protocol):
-    """A sampler, plain or ``async``. Its draw depends on its own seed and the two numbers."""
-
-    def __call__(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion | Awaitable[Completion]: ...
+Sampler: TypeAlias = Callable[..., Completion | Awaitable[Completion]]
+"""A sampler, plain or ``async``, of (prompt_ids, sample_id, turn), and of the prompt's images if it has any. Its draw
+depends on its own seed and the two numbers."""
 
 
 class Renderer(Protocol):

@@ -48,14 +48,20 @@ class ChatRenderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """The ids of the conversation with the generation prompt."""
-        return Chat(self.tokenizer, self.template_arguments).prompt(messages, schemas_of(tools), verbose=False)
+        chat = Chat(self._reader(messages), self.template_arguments)
+        return chat.prompt(messages, schemas_of(tools), verbose=False)
 
     def delta(
         self, messages: Sequence[Message], appended: Sequence[Message], tools: Sequence[Any], *, ended: bool
     ) -> list[int] | None:
         """The ids from :func:`rlprims.turns.delta_ids`."""
         schemas = schemas_of(tools) or None
-        return delta_ids(self.tokenizer, messages, appended, schemas, ended=ended, **self.template_arguments)
+        reader = self._reader(appended)
+        return delta_ids(reader, messages, appended, schemas, ended=ended, **self.template_arguments)
+
+    def _reader(self, messages: Sequence[Message]) -> Any:
+        """The tokenizer of a text that ends with these messages."""
+        return self.tokenizer
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Any]) -> Message:
         """The message of the sampled tokens, without special tokens."""

@@ -15,6 +15,7 @@ from rlprims.environments._ask import Asker
 from rlprims.environments._protocol import Completion, Environment, Message, Renderer, Sampler, Step
 from rlprims.environments._tools import names_of
 from rlprims.turns import Row, Turn, merge
+from rlprims.turns.tokens import images_in
 
 _START = "return [{'role': 'user', 'content': '...'}], or (messages, tools)"
 _STEP = "return Step(messages=[{'role': 'tool', 'content': '...'}], reward=0.0, done=False)"
@@ -89,6 +90,8 @@ async def rollout(
     If the environment raises, takes too long, or returns a wrong value, only this episode fails: ``failure`` has the
     reason, ``score`` is NaN, and the turns before it are kept. An exception of ``sample`` is raised.
 
+    Messages may have images if the renderer's method ``read_images`` makes them bytes, in parts of the messages.
+
     >>> import asyncio
     >>> class Echo:
     ...     def reset(self):
@@ -134,9 +137,8 @@ async def _play(
     start = await _ask(ask, f"{name}.reset", environment.reset)
     messages, tools = _checked_start(name, start)
     _check_size(f"{name}.reset", messages, limits.characters)
-    episode.messages += messages
     known = names_of(tools)
-    prompt_ids, state = _render(renderer, episode, tools), None
+    prompt_ids, state = _render(renderer, episode, tools, None, messages), None
     while True:
         limited = [] if limits.tokens is None else [limits.tokens - len(prompt_ids)]
         if limits.sampled_tokens is not None:
@@ -147,11 +149,12 @@ async def _play(
             episode.ended = "context" if full else "length"
             episode.causes[f"limit: {'tokens' if full else 'sampled_tokens'}"] += 1
             return
-        drawn = sample(prompt_ids, episode.sample_id, len(episode.turns))
+        images = images_in(episode.messages)
+        drawn = sample(prompt_ids, episode.sample_id, len(episode.turns), *[images] * bool(images))
         completion: Completion = await drawn if inspect.isawaitable(drawn) else drawn
-        turn = _turn(prompt_ids, completion, left)
+        turn = replace(_turn(prompt_ids, completion, left), images=images)
         episode.turns.append(turn)
-        episode.states.append(tuple(prompt_ids) if state is None else state)
+        episode.states.append((*prompt_ids, *images) if state is None else state)
         message = {**renderer.read(turn.sampled_ids, tools), "finish": turn.finish}
         episode.messages.append(message)
         calls, malformed = message.get("tool_calls", []), message.get("malformed_calls", [])
@@ -183,10 +186,11 @@ async def _play(
 
 
 def _render(
-    renderer: Renderer, episode: Episode, tools: list[Any], turn: Turn | None = None, appended: Sequence[Message] = ()
+    renderer: Renderer, episode: Episode, tools: list[Any], turn: Turn | None, appended: Sequence[Message]
 ) -> list[int]:
     """The next prompt: the tokens of the turn and the appended messages, or the whole conversation."""
     try:
+        appended = getattr(renderer, "read_images", _texts)(appended)
         delta = None if turn is None else renderer.delta(episode.messages, appended, tools, ended=turn.finish == "stop")
         episode.messages += appended
         return [*turn.token_ids, *delta] if turn and delta is not None else renderer.prompt(episode.messages, tools)
@@ -194,6 +198,12 @@ def _render(
         problem = f"the messages cannot be rendered ({type(error).__name__}: {error})"
         fix = "answer with messages that the model's chat template accepts"
         raise _EnvironmentError("error", "messages that cannot be rendered", f"{problem}: {fix}") from error
+
+
+def _texts(messages: Sequence[Message]) -> Sequence[Message]:
+    if any(isinstance(message["content"], list) for message in messages):
+        raise ValueError("parts of images need has_images = True in the environment's class")
+    return messages
 
 
 async def _ask(ask: Asker, called: str, method: Any, *args: Any) -> Any:
@@ -263,12 +273,14 @@ def _check_messages(called: str, messages: Any, write: str) -> None:
     for message in messages:
         if not isinstance(message, Mapping):
             raise _wrong(called, f"a message of type {type(message).__name__}", f"expected a dict: {write}")
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise _wrong(called, f"the message {dict(message)!r:.80}", "expected role and content, both text")
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list):
+            raise _wrong(called, f"the message {dict(message)!r:.80}", "expected role and content, both text or parts")
 
 
 def _check_size(called: str, messages: Sequence[Message], most: int) -> None:
-    if (size := sum(len(message["content"]) for message in messages)) > most:
+    contents = [m["content"] if isinstance(m["content"], list) else [{"text": m["content"]}] for m in messages]
+    texts = [part.get("text") for content in contents for part in content if isinstance(part, Mapping)]
+    if (size := sum(len(text) for text in texts if isinstance(text, str))) > most:
         problem = f"{called} returned {size} characters, more than the limit of {most}: shorten them"
         raise _EnvironmentError("context", f"{called} returned too much", problem)
 

@@ -58,6 +58,7 @@ class StoredRows(NamedTuple):
     """Rows that cannot be used, which were left out."""
     layout: str | None = None
     """The layout that was recognized or set."""
+    has_images: bool = False
 
     def digest(self) -> str:
         """A hash of all tokens and images. A resume must have the same one."""
@@ -88,6 +89,7 @@ class Reader:
         """Read, check and tokenize every row."""
         rows, bad = OnDisk(_stored_row), BadRows(path, self.config.on_bad_row)
         filtered = equal = truncated = 0
+        has_images = False
         for number, (place, fields) in enumerate(read_rows(path, bad)):
             if number == 0:
                 self.see(fields)
@@ -105,13 +107,14 @@ class Reader:
             else:
                 rows.append(fitted)
                 truncated += is_cut
+                has_images |= bool(fitted.images)
         bad.check()
         if not rows:
             long = f"{filtered} rows are too long for {self.window} tokens"
             left_out = f"{long}, and {equal} are pairs of equal responses" if filtered or equal else "it has no rows"
             reason = bad.text() or left_out
             raise ValueError(f"{path}: nothing to train on: {reason}")
-        return StoredRows(rows, filtered, equal, truncated, bad, self.fields.described)
+        return StoredRows(rows, filtered, equal, truncated, bad, self.fields.described, has_images)
 
     def _fitted(self, row: StoredRow, place: str) -> tuple[StoredRow | None, bool]:
         """The row, cut to the limits, and whether its responses were cut; None if it is left out."""

@@ -42,7 +42,7 @@ def _build(config: FitConfig, console: Console) -> _Parts:
     reader = Reader(config.data, config.kind, tokenizer, ends, window)
     rows = _read(config.data.train, reader, console)
     held_out = _read(config.data.eval, reader, console) if config.data.eval is not None else None
-    if have_images(config.model, rows.rows, held_out.rows if held_out else ()):
+    if have_images(config.model, rows, held_out):
         _check_images(config)
     training = _training(config, config.model, tokenizer, updates=loop.steps_of(config, len(rows.rows)))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]

@@ -67,6 +67,7 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
                 continue
             key = ("alone", at) if row.group is None else row.group
             group, entry = groups.get(key) or group_of(row), response_of(row)
+            entry |= {"images": _images(row)} if key in groups and row.images is not None else {}
             used += len(as_json(entry)) + (0 if key in groups else len(as_json(group)))
             if used > most_bytes:
                 full = True
@@ -88,8 +89,11 @@ def _embedded(run: Path, files: dict[int, Path], source: str | None, most_bytes:
 def group_of(row: RecordedRow) -> dict[str, Any]:
     texts = {"prompt": row.prompt, "answer": row.answer, "source": row.data_source}
     shown = {name: visible(text) for name, text in texts.items()}
-    images = [image for image in row.images if len(image) <= _LARGEST_IMAGE and _BASE64.fullmatch(image)]
-    return {"id": row.group, **shown, "images": images, "greedy": _short(row.baseline_score), "rows": []}
+    return {"id": row.group, **shown, "images": _images(row), "greedy": _short(row.baseline_score), "rows": []}
+
+
+def _images(row: RecordedRow) -> list[str]:
+    return [image for image in row.images or () if len(image) <= _LARGEST_IMAGE and _BASE64.fullmatch(image)]
 
 
 def response_of(row: RecordedRow) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class RecordedRow:
         turn_ids: of an episode, the turn of each token; empty for a single response.
         observed: of an episode, whether each token was read and not sampled.
         turn_rewards: the reward of each turn, by its number.
-        images: of the prompt, in base64; only in the first row of a group.
+        images: of the row, in base64; None if they are those of the row before in its group, or there are none.
     """
 
     step: int
@@ -60,7 +60,7 @@ class RecordedRow:
     turn_ids: list[int] = field(default_factory=list)
     observed: list[bool] = field(default_factory=list)
     turn_rewards: dict[int, float] = field(default_factory=dict)
-    images: list[str] = field(default_factory=list, repr=False)
+    images: list[str] | None = field(default=None, repr=False)
 
     @property
     def is_left_out(self) -> bool:
@@ -146,7 +146,7 @@ def row_of(record: Any, step: int) -> RecordedRow:
     earned = record.pop("turn_rewards", None) or {}
     if not isinstance(earned, dict):
         raise ValueError("turn_rewards is no object")
-    images = _list(record.pop("images", None) or [], "images")
+    images = record.pop("images", None)
     record.pop("kept", None)  # too many ids to show; only a replay reads them
     advantages, truncated = per_token["advantages"], record.pop("truncated", None)
     ended = "" if truncated is None else "length" if truncated else "stop"  # in records without ``ended``
@@ -170,7 +170,7 @@ def row_of(record: Any, step: int) -> RecordedRow:
         turn_ids=[int(turn) for turn in per_token["turn_ids"] or []],
         observed=[bool(read) for read in per_token["observation"] or []],
         turn_rewards={int(turn): float(reward) for turn, reward in earned.items()},
-        images=[str(image) for image in images],
+        images=None if images is None else [str(image) for image in _list(images, "images")],
     )
 
 
@@ -196,7 +196,7 @@ _FIELDS = {
 
 def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int], str]) -> Iterable[dict[str, Any]]:
     numbers = [name for name, column in rows.batch.items() if column.dim() == 1 and name not in _INTERNAL]
-    begins = [("images" in rows) and group not in rows["group"][:i] for i, group in enumerate(rows["group"])]
+    images, known = rows.non_tensor_batch.get("images"), dict[int, Any]()
     for i in range(len(rows)):
         mask = rows["attention_mask"][i][rows["prompts"].shape[1] :]  # in an episode also the tokens that it read
         ids = rows["responses"][i][mask].tolist()
@@ -210,11 +210,15 @@ def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int
             sets = rows["kept_ids"][i].split(rows["kept_counts"][i][mask].tolist())
             kept = {"kept": [ids.tolist() for ids in sets]}
         values = {name: float(rows[name][i]) for name in numbers}
+        group, shown = int(rows["group"][i]), {}
+        if images is not None and known.get(group) != images[i]:
+            known[group] = images[i]
+            shown["images"] = [base64.b64encode(image).decode() for image in images[i]]
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         yield {
             "step": step,
             "sample_id": int(rows["sample_id"][i]),
-            "group": int(rows["group"][i]),
+            "group": group,
             **{name: rows[name][i] for name in _TEXTS},
             "score": finite.pop("scores"),
             **{_OTHER * (name in _FIELDS) + name: value for name, value in finite.items()},
@@ -227,7 +231,7 @@ def record_lines(step: int, rows: DataProto, status: str, text_of: Callable[[int
             **old,
             "advantages": advantages,
             **kept,
-            **({"images": [base64.b64encode(image).decode() for image in rows["images"][i]]} if begins[i] else {}),
+            **shown,
             **(_turns(rows, i, mask) if "turn_rewards" in rows else {}),
         }
 

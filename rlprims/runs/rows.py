@@ -164,12 +164,12 @@ class OnDisk(Sequence[Row]):
         return self.decode(json.loads(os.pread(self._file.fileno(), end - begin, begin)))
 
 
-def have_images(model: Any, *files: Sequence[Any]) -> bool:
-    """Whether rows have images; an error if ``model.vision`` is none."""
-    found = any(row.images for rows in files for row in rows)
+def have_images(model: Any, *files: Any) -> bool:
+    """Whether rows or episodes have images; an error if ``model.vision`` is none."""
+    found = any(rows.has_images for rows in files if rows is not None)
     if found and model.vision == "none":
         fix = "set model.vision: frozen, or data.images: null"
-        raise ValueError(f"model.vision: none reads texts, and rows have images: {fix}")
+        raise ValueError(f"model.vision: none reads texts, and rows or episodes have images: {fix}")
     return found
 
 

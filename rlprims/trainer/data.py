@@ -65,6 +65,11 @@ class DataConfig(RowsConfig):
             DifficultyPools(pools)
         return pools
 
+    @property
+    def declares_images(self) -> bool:
+        """Whether the environment's class says that its messages have images."""
+        return bool(getattr(self.environment and self.environment.fn, "has_images", False))
+
 
 class Example(NamedTuple):
     """One question."""
@@ -99,6 +104,7 @@ class Examples(NamedTuple):
     """Rows that cannot be used, which were left out."""
     layout: str | None = None
     """The layout that was recognized or set."""
+    has_images: bool = False
 
 
 def load_examples(
@@ -113,7 +119,7 @@ def load_examples(
     bad = BadRows(path, config.on_bad_row)
     rows = OnDisk(lambda values: Example(*values)._replace(images=tuple(map(base64.b64decode, values[-1]))))
     reader: Reader | None = None
-    filtered = truncated = 0
+    filtered, truncated, has_images = 0, 0, config.declares_images
     name = source_of(path)
     for place, row in read_rows(path, bad):
         reader = reader or Reader(config, tokenizer, row, check)
@@ -130,12 +136,13 @@ def load_examples(
                 filtered += 1
                 continue
             truncated += 1
+        has_images |= bool(example.images)
         rows.append(example._replace(prompt_ids=example.prompt_ids[-max_prompt_length:]))
     bad.check()
     if not rows:
         reason = f"all {filtered} prompts are longer than {max_prompt_length} tokens" if filtered else "it has no rows"
         raise ValueError(f"{path}: nothing to train on: {bad.text() or reason}")
-    return Examples(rows, filtered, truncated, bad, reader.fields.described if reader else None)
+    return Examples(rows, filtered, truncated, bad, reader.fields.described if reader else None, has_images)
 
 
 def source_of(path: Path | str) -> str:
@@ -152,6 +159,10 @@ class Reader:
         self.fields = fields_of(config, "prompts", first)
         self.config, self.tokenizer, self.check = config, tokenizer, check
         self.processor: Any = None  # of the model, if the row has images
+        if config.declares_images:
+            from rlprims.vision.processor import load_processor
+
+            load_processor(tokenizer.name_or_path)  # an error before anything starts
 
     def example(self, row: dict[str, Any], name: str, folder: Path = Path()) -> Example:
         """The example of a row; ``name`` is the source of rows that have none, and ``folder`` has images."""
@@ -166,7 +177,8 @@ class Reader:
                 )
             answer, question = (value_at(row, paths[field]) for field in ("answer", "question"))
             texts = ["" if value is MISSING else str(value) for value in (answer, question)]
-            return Example("", [], texts[0], source, texts[1], row)
+            _, row, images = self._split_images("", row, folder)
+            return Example("", [], texts[0], source, texts[1], row, images)
         question = as_messages(value_at(row, paths["question"]))
         if not is_chat(question):
             question = _text(row, paths["question"])

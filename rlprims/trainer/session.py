@@ -61,7 +61,7 @@ def build(config: Config, console: Console, *, weights: str | None = None) -> Pa
     how = (config, tokenizer, limit, console)
     training = _load(config.data.train, config.verifiers(), *how)
     evaluation = {name: _load(one.file, config.verifiers(one.verifier)[:1], *how) for name, one in asked.items()}
-    images = have_images(config.model, *(examples.rows for examples in (training, *evaluation.values())))
+    images = have_images(config.model, training, *evaluation.values())
     backend = _backend(config, path, tokenizer, ends, console, images)
     execution = backend
     if config.replay is not None:

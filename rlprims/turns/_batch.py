@@ -27,7 +27,7 @@ _COLUMNS = {
     "versions": torch.int64,
 }
 _NAMES = {"prompts", "responses", "attention_mask", "trajectory_ids", "group_ids", "ended", "agent", *_COLUMNS}
-_NAMES |= {"kept_counts", "kept_ids"}
+_NAMES |= {"kept_counts", "kept_ids", "images"}
 
 
 def to_batch(
@@ -46,6 +46,7 @@ def to_batch(
     - ``rollout_log_probs``, ``rewards`` float32 (B, T); ``turn_ids``, ``versions`` int64 (B, T).
     - ``trajectory_ids``, ``group_ids`` int64 (B,), dense: the number of the rollout, and of its label.
     - ``ended`` int8 (B,): the code of ``finish`` of the row's last turn. ``agent``: objects (B,).
+    - ``images``, if there are any: the tuple of each row, objects (B,). Equal tuples are one object.
     - ``kept_counts`` int32 (B, T) and ``kept_ids`` int32, ragged (B, *), if turns have the extra ``kept``: the sets
       that truncated sampling drew from, as the trainer and ``types.SamplingSupport`` read them.
     - Every other entry of ``extras`` as (B, T, ...), in the dtype of its entries; Python floats become float32. If
@@ -119,7 +120,11 @@ def to_batch(
     columns["trajectory_ids"] = torch.arange(len(rollouts)).repeat_interleave(counts)
     columns["group_ids"] = dense_ids(group_labels).repeat_interleave(counts)
     columns["ended"] = torch.tensor([Ended.from_label(row.finish) for row in rows], dtype=torch.int8)
-    return DataProto.from_dict(tensors=columns, non_tensors={"agent": [row.agent for row in rows]})
+    objects: dict[str, list[Any]] = {"agent": [row.agent for row in rows]}
+    if any(row.images for row in rows):
+        known: dict[tuple[bytes, ...], tuple[bytes, ...]] = {}
+        objects["images"] = [known.setdefault(row.images, row.images) for row in rows]
+    return DataProto.from_dict(tensors=columns, non_tensors=objects)
 
 
 def _kept(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:

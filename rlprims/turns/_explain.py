@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rlprims.turns._turn import Row, Turn
 
-Kind: TypeAlias = Literal["extends", "own token", "other token", "special token", "shorter prompt"]
+Kind: TypeAlias = Literal["extends", "own token", "other token", "special token", "shorter prompt", "other image"]
 _CONTEXT, _SHOWN = 8, 4
 """The number of tokens shown before the first difference, and from it on."""
 
@@ -30,6 +30,8 @@ class Explanation(NamedTuple):
                 return f"the prompt extends the row {place}: it adds {self.got}"
             case "shorter prompt":
                 return f"the prompt ends {place}, before the row does: expected {self.expected} next"
+            case "other image":
+                return "the prompt has all tokens of the row, and other images"
             case "own token":
                 token_kind = "a token that was sampled (tokenized again, or edited)"
             case "special token":
@@ -50,7 +52,8 @@ def explain(previous: Row | Turn, turn: Turn, tokenizer: Any = None) -> Explanat
 
     Returns:
         the kind: "extends"; "shorter prompt" if all of the prompt is in ``previous``; otherwise it depends on the token
-        that differs: "special token" if it is one in either, "own token" if it was sampled, else "other token".
+        that differs: "special token" if it is one in either, "own token" if it was sampled, else "other token". It is
+        "other image" if the prompt has all tokens of ``previous``, and other images.
 
     >>> print(explain(Turn([1, 2], [3, 4], [0.0, 0.0]), Turn([1, 2, 34, 5], [6], [0.0])))
     the prompt differs at token 2, after [1, 2], in a token that was sampled (tokenized again, or edited): expected
@@ -63,7 +66,7 @@ def explain(previous: Row | Turn, turn: Turn, tokenizer: Any = None) -> Explanat
     special = set(getattr(tokenizer, "all_special_ids", ()))
     kind: Kind
     if position == len(expected):
-        kind = "extends"
+        kind = "extends" if turn.images[: len(previous.images)] == previous.images else "other image"
     elif position == len(got):
         kind = "shorter prompt"
     elif special & {expected[position], got[position]}:

@@ -11,7 +11,7 @@ Shared: TypeAlias = Literal["first", "every"]
 
 
 def merge(turns: Sequence[Turn], *, shared: Shared = "first", strict: bool = False) -> list[Row]:
-    """The rows of one rollout: a turn extends a row if its prompt begins with all tokens of that row.
+    """The rows of one rollout: a turn extends a row if its prompt begins with all tokens and images of that row.
 
     Then the rest of the prompt is appended with mask False and the sampled ids with mask True. Otherwise the turn opens
     a new row: the history was rewritten, or the turn is a second try after the same prompt. Ids are compared and never
@@ -75,6 +75,7 @@ def _longest_prefix(turn: Turn, turns: Sequence[Turn], numbers: Iterable[int]) -
             and earlier.agent == turn.agent
             and turn.prompt_ids[start:stop] == earlier.sampled_ids  # compared first because it is shorter
             and turn.prompt_ids[:start] == earlier.prompt_ids
+            and turn.images[: len(earlier.images)] == earlier.images
         ):
             found, longest = number, stop
     return found
@@ -120,4 +121,5 @@ def _row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
         spans=tuple(spans),
         agent=last.agent,
         finish=last.finish,
+        images=tuple(last.images),
     )

@@ -28,6 +28,7 @@ class Turn:
         extras: more columns, such as routed experts. Each has one entry per sampled id, or one per id of prompt and
             sampled ids together. The entries of ``kept`` are the ids that top-k, top-p or min-p left, including the
             sampled one, or ~v of those left out; None if the whole vocabulary was left.
+        images: of the whole prompt, encoded, in the order of their placeholders.
 
     Raises:
         ValueError: lengths differ, ids are not integers, or ``finish`` is not a name of ``Ended``.
@@ -50,6 +51,7 @@ class Turn:
     trainable: bool | Sequence[bool] = True
     agent: str = "main"
     extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    images: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
         store = object.__setattr__  # the class is frozen
@@ -57,6 +59,7 @@ class Turn:
             store(self, name, _ids(name, getattr(self, name)))
         for name in ("log_probs", "version", "trainable"):
             store(self, name, _plain(getattr(self, name)))
+        store(self, "images", tuple(self.images))
         Ended.from_label(self.finish)
         sampled, total = len(self.sampled_ids), len(self.prompt_ids) + len(self.sampled_ids)
         for name in ("log_probs", "version", "trainable"):
@@ -121,6 +124,8 @@ class Row:
     agent: str
     finish: EndedName
     """Why the last turn ended."""
+    images: tuple[bytes, ...] = ()
+    """In the order of their placeholders."""
 
     @property
     def observation_mask(self) -> tuple[bool, ...]:

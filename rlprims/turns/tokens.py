@@ -163,8 +163,8 @@ class Chat:
     @cached_property
     def _wants_parts(self) -> bool:
         """Whether the template writes only texts that are parts, as some of models with vision do."""
-        has_types = "type" in str(getattr(self.tokenizer, "chat_template", ""))
-        return has_types and MARK not in self._tried([{"role": "user", "content": MARK}], failed=MARK)
+        template = self.arguments.get("chat_template", getattr(self.tokenizer, "chat_template", ""))
+        return "type" in str(template) and MARK not in self._tried([{"role": "user", "content": MARK}], failed=MARK)
 
     @cached_property
     def _writes_null(self) -> bool:
@@ -189,6 +189,13 @@ def has_image_parts(messages: Any) -> bool:
 
 def is_image_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
+
+
+def images_in(messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    """The images of messages whose parts have them as bytes."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return tuple(part["image"] for part in parts if is_image_part(part))
 
 
 def _is_text(part: Any) -> bool:

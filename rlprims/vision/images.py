@@ -5,6 +5,7 @@ import io
 import urllib.request
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ MOST_SIDE, MOST_BYTES = 16_384, 2**26  # the limit of an area is PIL.Image.MAX_I
 KEYS = ("bytes", "image", "path", "url", "base64", "image_url")  # of an object that has an image; the first is read
 
 
-def read_images(value: Any, folder: Path, *, http: bool = False) -> tuple[bytes, ...]:
+def read_images(value: Any, folder: Path | None, *, http: bool = False) -> tuple[bytes, ...]:
     """The encoded images of a value, each checked by :func:`decode`: one image, or a list of them; none of null.
 
-    An image is a path in the folder, bytes, a data URI, an image of PIL, or an object that has one under one of
-    ``KEYS``; with ``http`` a url.
+    An image is bytes, a data URI, an image of PIL, a path in the folder, if that is not None, or an object that has one
+    under one of ``KEYS``; with ``http`` a url.
     """
     values = value if isinstance(value, list | tuple) else [] if value is None else [value]
     return tuple(_checked(each, folder, http) for each in values)
@@ -53,7 +54,10 @@ def decode(image: Any) -> Any:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
 
 
-def _checked(value: Any, folder: Path, http: bool) -> bytes:
+_check = lru_cache(maxsize=32)(lambda data: decode(data) is None)  # the episodes of a group show the same images
+
+
+def _checked(value: Any, folder: Path | None, http: bool) -> bytes:
     while isinstance(value, Mapping):
         key = next((key for key in KEYS if value.get(key) is not None), "")
         if not key:
@@ -65,14 +69,14 @@ def _checked(value: Any, folder: Path, http: bool) -> bytes:
         data = _bytes(value, folder, http)
         if len(data) > MOST_BYTES:
             raise ValueError(f"expected at most {MOST_BYTES} bytes, got more")
-        decode(data)
+        _check(data)
         return data
     except (OSError, ValueError) as error:  # of files, of urllib, of base64
         reason = error.strerror if isinstance(error, OSError) else None
         raise ValueError(f"image {name}: {reason or ' '.join(str(error).split())}") from None
 
 
-def _bytes(value: Any, folder: Path, http: bool) -> bytes:
+def _bytes(value: Any, folder: Path | None, http: bool) -> bytes:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if hasattr(value, "getexif"):  # of PIL
@@ -82,6 +86,8 @@ def _bytes(value: Any, folder: Path, http: bool) -> bytes:
         raise ValueError(f"expected a path, bytes or a data URI, got {type(value).__name__}")
     if value.startswith("data:"):
         return base64.b64decode(value.partition(";base64,")[2], validate=True)
+    if folder is None:
+        raise ValueError("nothing is opened or fetched: expected bytes, a data URI or an image of PIL")
     if value.startswith(("http://", "https://")):
         if not http:
             raise ValueError("nothing is fetched: set data.images_from: http, or save the file")

@@ -49,6 +49,16 @@ def split_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any
     return said, tuple(next(rest) if image is None else image for image in found)
 
 
+def with_images(messages: Sequence[Any], column: Any, read: Callable[[Any], Any]) -> list[Any]:
+    """The messages of :func:`split_images` with each image in its part: ``{"type": "image", "image": bytes}``."""
+    said, images = split_images(messages, column, read)
+    rest = iter(images)
+    for message in said:
+        if isinstance(parts := message["content"], list):
+            message["content"] = [{**part, "image": next(rest)} if is_image_part(part) else part for part in parts]
+    return said
+
+
 def _split(message: Any, found: list[bytes | None], read: Callable[[Any], Any], *, has_marks: bool) -> Any:
     """The message with bare parts. ``found`` gets the image of each, or None if it is in the column."""
     content = message.get("content") if isinstance(message, Mapping) else None

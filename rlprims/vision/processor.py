@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 from rlprims._storage import local_copy
-from rlprims.turns.tokens import Answered, Chat, encode, is_image_part
+from rlprims.turns.tokens import Answered, Chat, encode, images_in, is_image_part
 from rlprims.vision.images import decode
 
 
@@ -72,11 +72,12 @@ def prompt(
     Messages have parts ``{"type": "image"}`` where the images are, in order. ``arguments`` are the template's.
     """
     text = Chat(processor, arguments or {}).text(messages, tools, generate=True)
-    return text, expanded(processor, text, images)
+    return text, [*expanded(processor, text, tuple(images))]
 
 
-def expanded(processor: Any, text: str, images: Sequence[bytes]) -> list[int]:
-    """The ids of a text that has one placeholder for each image, with each image's tokens in its place."""
+@lru_cache(maxsize=64)  # the episodes of a group begin with the same prompt
+def expanded(processor: Any, text: str, images: tuple[bytes, ...]) -> tuple[int, ...]:
+    """The ids of a text with one placeholder for each image, with each image's tokens."""
     for kind, expected in (("image", len(images)), ("video", 0), ("audio", 0)):
         token = getattr(processor, f"{kind}_token", None)
         if token and (found := text.count(token)) != expected:
@@ -86,7 +87,7 @@ def expanded(processor: Any, text: str, images: Sequence[bytes]) -> list[int]:
         ids = processor(text=[text], images=pictures, add_special_tokens=False)["input_ids"]
     except Exception as error:  # such as a ValueError for sides of 1 and 300 pixels
         raise ValueError(f"the model's processor refuses the images: {' '.join(str(error).split())}") from None
-    return [int(token) for token in ids[0]]
+    return tuple(int(token) for token in ids[0])
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class ImageChat(Chat):
     def answered(self, messages: Sequence[Mapping[str, Any]], tools: Any, **how: Any) -> Answered:
         if any(is_image_part(part) for m in messages if m["role"] == "assistant" for part in m.get("content") or ()):
             raise ValueError("expected images in what others say, got one in an answer: it cannot be learned")
-        whole = expanded(self.processor, self._rendering.text(messages, tools), self.images)
-        if encode(self.tokenizer, self.text(messages, tools)) != whole:
+        whole = expanded(self.processor, self._rendering.text(messages, tools), tuple(self.images))
+        if encode(self.tokenizer, self.text(messages, tools)) != [*whole]:
             raise ValueError("the model's processor makes other tokens of the chat than its tokenizer of the text")
         return super().answered(messages, tools, **how)
 
@@ -115,5 +116,26 @@ class ImageChat(Chat):
 
     @cached_property
     def _blocks(self) -> list[str]:
-        ids = [expanded(self.processor, self.processor.image_token, [image]) for image in self.images]
+        ids = [expanded(self.processor, self.processor.image_token, (image,)) for image in self.images]
         return [self.tokenizer.decode(each, clean_up_tokenization_spaces=False) for each in ids]
+
+
+class Expanding:
+    """A processor in the place of a tokenizer, for texts with no placeholder or with one for each of these images."""
+
+    def __init__(self, processor: Any, images: tuple[bytes, ...]) -> None:
+        self.processor, self.images = processor, images
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.processor if name == "chat_template" else self.processor.tokenizer, name)
+
+    def apply_chat_template(self, messages: Any, **how: Any) -> str:
+        """The text of the messages; a ValueError if the template leaves out an image."""
+        text: str = self.processor.apply_chat_template(messages, **how)
+        if (found := text.count(self.processor.image_token)) < (expected := len(images_in(messages))):
+            raise ValueError(f"it writes {found} of {expected} images")
+        return text
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        images = self.images if self.processor.image_token in text else ()
+        return [*expanded(self.processor, text, images)]

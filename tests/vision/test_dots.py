@@ -14,6 +14,7 @@ from PIL import Image
 from tests.vision.made import ROOT
 
 from dots import CONFUSE, NO_FORMAT, problem, teacher, write_rows  # isort: skip - of examples/dots, see tests.vision.made
+from environment import Looks  # isort: skip
 
 NAMES = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 
@@ -64,3 +65,19 @@ def test_dapo_raises_a_model_from_a_third_to_four_fifths(tmp_path: Path) -> None
     assert summary["before"]["sampled/acc"] < 0.45
     assert summary["after"]["sampled/acc"] > 0.8
     assert summary["skipped_updates"] == summary["failed_groups"] == 0
+
+
+def test_the_second_look_shows_what_the_first_hides(tmp_path: Path) -> None:
+    row = json.loads(write_rows(tmp_path, "few", 1, seed=3).read_text())
+    whole = (tmp_path / row["image"]).read_bytes()
+    first, second = Looks("How many dots?", "9", (whole,)), Looks("How many dots?", row["answer"], (whole,))
+    hidden = np.asarray(first.reset()[0]["content"][0]["image"])
+    seen_ = np.asarray(Image.open(tmp_path / row["image"]).convert("RGB"))
+    assert (hidden[:8] == 255).all()
+    assert (hidden[8:] == seen_[8:]).all()
+    said = {"role": "assistant", "content": f"<answer>{row['answer']}</answer>"}
+    again = first.step(said)
+    assert (again.messages[0]["content"][0]["image"], again.done) == (whole, False)
+    assert (last := first.step(said)).done
+    assert last.reward == 0.0
+    assert (second.step(said).reward, second.looks) == (1.0, 1)

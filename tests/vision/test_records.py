@@ -45,7 +45,7 @@ def test_the_first_row_of_a_group_has_its_images(make_run: MakeRun) -> None:
     lines = list(record_lines(1, batch([(RED, BLUE), (RED, BLUE), (), ()]), "trained", str))
     assert [line.get("images") for line in lines] == [TEXT, None, [], None]
     rows = read_rollouts(make_run(rollouts={1: lines}))
-    assert [row.images for row in rows] == [TEXT, [], [], []]
+    assert [row.images for row in rows] == [TEXT, None, [], None]
     assert all("images" not in line for line in record_lines(1, batch(None), "trained", str))
 
 

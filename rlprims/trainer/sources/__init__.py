@@ -30,8 +30,9 @@ def sources_of(
 ) -> Callable[[Sampling], GroupSource]:
     """A function that opens a source of groups. ``count`` is called with the causes of the problems of episodes."""
     widths, seen = zip(*((len(example.prompt_ids), bool(example.images)) for example in examples), strict=True)
-    width, has_images = max(widths), any(seen)
-    runner = None if config.data.environment is None else EpisodeRunner(config, execution, tokenizer, count)
+    width, has_images = max(widths), any(seen) or config.data.declares_images
+    plays = config.data.environment is not None
+    runner = EpisodeRunner(config, execution, tokenizer, count, has_images=has_images) if plays else None
 
     def stream(sampling: Sampling, prompt_width: int | None) -> Stream:
         if pace == "rounds":

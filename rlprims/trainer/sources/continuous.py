@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from rlprims._event_loop import event_loop
 from rlprims.data_proto import DataProto
@@ -61,10 +62,10 @@ class _TurnSampler:
         self._thread = threading.Thread(target=self._serve, name="rlprims turns", daemon=True)
         self._thread.start()
 
-    async def sample(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion:
+    async def sample(self, prompt_ids: Sequence[int], sample_id: int, turn: int, *images: Any) -> Completion:
         """Sample one turn of an episode. Called in the event loop of the environments."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._asked.put(Request(TurnPrompt(sample_id, turn, prompt_ids), answer))
+        self._asked.put(Request(TurnPrompt(sample_id, turn, prompt_ids, *images), answer))
         if self._failure is not None:  # the thread sets it before it answers the waiting requests
             raise self._failure
         return await answer

@@ -1,9 +1,12 @@
 """Episodes of an environment: their turns, sampled by an execution, and their rows in a batch."""
 
+import inspect
 import math
+import re
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +23,7 @@ from rlprims.trainer.sources.settings import SamplingSettings
 from rlprims.turns import Turn, to_batch
 
 _FIRST = 16  # episodes: if they all fail for one reason, the environment is broken
+_RUN = re.compile(r"(<[^<>]+>)\1+")  # the placeholders of an image
 _NAMES = ("scores", "turns", "tool_calls", "sample_id", "group", "group_ids", "trajectory_ids", "weights_version")
 
 
@@ -29,6 +33,7 @@ class TurnPrompt(NamedTuple):
     sample_id: int
     turn: int
     prompt_ids: Sequence[int]
+    images: tuple[bytes, ...] = ()
 
 
 class _LazyEnvironment:
@@ -62,6 +67,8 @@ class EpisodeRunner:
         execution: Execution,
         tokenizer: Any,
         count: Callable[[Iterable[str]], None] = lambda causes: None,
+        *,
+        has_images: bool = False,
     ) -> None:
         data, algorithm = config.data, config.algorithm
         assert data.environment is not None
@@ -69,6 +76,20 @@ class EpisodeRunner:
         self.renderer: Renderer = TextRenderer(tokenizer, calls=data.calls or "tags")
         if data.template == "chat":
             self.renderer = ChatRenderer(tokenizer, calls=data.calls or "json", **data.chat(tokenizer).arguments)
+        self.image_ids: list[int] | None = None  # tokens that stand for images
+        if has_images:  # imported here, because they load transformers
+            from transformers import AutoConfig
+
+            from rlprims.execution.hf._vision import placeholders
+            from rlprims.trainer.sources.images import ImageRenderer
+            from rlprims.vision.processor import load_processor
+
+            path = tokenizer.name_or_path
+            processor, self.image_ids = load_processor(path), placeholders(AutoConfig.from_pretrained(path))
+            how: dict[str, Any] = {"calls": data.calls or "json", **data.chat(processor).arguments}
+            self._image_renderer: Any = partial(ImageRenderer, processor, **how)
+            takes = data.images in inspect.signature(self.environment.fn).parameters
+            self.images_argument = data.images if takes else None
         tokens = min(config.episode_limits.tokens or execution.context_window, execution.context_window)
         self.limits = config.episode_limits.model_copy(update={"tokens": tokens})
         names = list(algorithm.components)
@@ -82,8 +103,12 @@ class EpisodeRunner:
 
     def episode(self, example: Example, sample_id: int, sample: Sampler) -> Awaitable[Episode]:
         """One episode, for an event loop; ``sample`` draws its turns."""
-        environment = _LazyEnvironment(self.environment, example.fields)
-        return rollout(environment, sample, self.renderer, self.limits, sample_id=sample_id)
+        fields, renderer = example.fields, self.renderer
+        if self.image_ids is not None:
+            renderer = self._image_renderer(() if self.images_argument else example.images)
+            fields = {**fields, self.images_argument: example.images} if self.images_argument else fields
+        environment = _LazyEnvironment(self.environment, fields)
+        return rollout(environment, sample, renderer, self.limits, sample_id=sample_id)
 
     def rows(self, groups: Sequence[Group], episodes: list[Episode]) -> DataProto:
         """The rows of all episodes of the groups, in their order."""
@@ -111,6 +136,7 @@ class EpisodeRunner:
         examples, numbers = [group.example for group in of_each], [group.number for group in of_each]
         pad, version = self.execution.pad_token_id, self.execution.weights_version
         how: dict[str, Any] = {"tokenizer": self.tokenizer, "pad_token_id": pad, "version": version, "names": names}
+        how["image_ids"] = self.image_ids
         return episode_rows(episodes, examples, numbers, **how)
 
     def _column_names(self, episodes: Sequence[Episode]) -> tuple[str, ...]:
@@ -136,9 +162,10 @@ class EpisodeRunner:
 
 def turn_rows(turns: Sequence[TurnPrompt]) -> DataProto:
     """The prompts of turns, as an execution samples them."""
+    images = {"images": [each.images for each in turns]} if any(each.images for each in turns) else {}
     return DataProto.from_dict(
         tensors={"sample_id": torch.tensor([each.sample_id + TURN * each.turn for each in turns])},
-        non_tensors={"prompt_ids": [list(each.prompt_ids) for each in turns]},
+        non_tensors={"prompt_ids": [list(each.prompt_ids) for each in turns], **images},
     )
 
 
@@ -182,13 +209,15 @@ def episode_rows(
     pad_token_id: int,
     version: int,
     names: Sequence[str] = (),
+    image_ids: Sequence[int] | None = None,
 ) -> DataProto:
     """The rows of the episodes, in order. An episode in which nothing was sampled has one row without tokens.
 
     They have the columns of :func:`rlprims.turns.to_batch`; ``scores``, ``turns``, ``tool_calls`` and the numbers that
     the environment returned, (B,); ``state_ids`` (B, T); and ``turn_rewards`` (B, T), the rewards of all turns except
     the one that ended the episode, whose reward is part of the score. A number that an episode did not return, such as
-    ``acc`` if a limit ended it, is 0, or NaN if the environment failed. The columns ``names`` always exist.
+    ``acc`` if a limit ended it, is 0, or NaN if the environment failed. The columns ``names`` always exist. With
+    ``image_ids``, the placeholders, there is the column ``images``, and they are not in ``observation_mask``.
     """
     numbers: dict[Hashable, int] = {}
     rollouts = [replace(e, turns=_with_states(e, numbers, pad_token_id)).rows() for e in episodes]
@@ -224,6 +253,10 @@ def episode_rows(
         **example_columns([examples[i] for i in which]),
         "failure": [episodes[i].failure for i in which],
     }
+    if image_ids is not None:
+        columns["observation_mask"] &= ~torch.isin(columns["responses"], torch.tensor(image_ids))
+        texts["images"] = list(batch.non_tensor_batch.get("images", [()] * len(rows)))
+        texts["prompt"] = [_RUN.sub(r"\1", text) for text in texts["prompt"]]
     return DataProto.from_dict(tensors=columns, non_tensors=texts)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from base64 import b64decode
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -53,11 +54,11 @@ class Replay:
     def generate(self, prompts: DataProto, sampling: Sampling, *, seed: int, prompt_width: int | None) -> DataProto:
         if seed != self.seed:
             return self.execution.generate(prompts, sampling, seed=seed, prompt_width=prompt_width)
-        from rlprims.execution.hf._sampling import Responses, with_responses  # here, because it loads transformers
+        from rlprims.execution.hf._sampling import Responses, images_of, with_responses  # here: it loads transformers
 
         limit = sampling.max_new_tokens
-        pairs = zip(prompts["sample_id"], prompts["prompt_ids"], strict=True)
-        rows = [self._row(int(i), list(ids)) for i, ids in pairs]
+        asked = zip(prompts["sample_id"], prompts["prompt_ids"], images_of(prompts), strict=True)
+        rows = [self._row(int(i), list(ids), images) for i, ids, images in asked]
         if too_long := [row for row in rows if len(row["response_ids"]) > limit]:
             sample, count = too_long[0]["sample_id"], len(too_long[0]["response_ids"])
             raise ValueError(f"{self.run}: sample {sample} has {count} tokens, the limit is {limit}")
@@ -80,7 +81,7 @@ class Replay:
             recorded["rm_scores"] = torch.tensor([math.nan if score is None else float(score) for score in scores])
         return recorded
 
-    def _row(self, sample_id: int, prompt_ids: list[int]) -> dict[str, Any]:
+    def _row(self, sample_id: int, prompt_ids: list[int], images: tuple[bytes, ...]) -> dict[str, Any]:
         row = self.samples.get(sample_id)
         turn, number = divmod(sample_id, TURN)
         name = f"turn {turn} of sample {number}" if turn else f"sample {number}"
@@ -89,9 +90,10 @@ class Replay:
                 f"{self.run} has no {name} ({len(self.samples)} are recorded): replay fewer steps, or with the group "
                 "size, batch sizes, filter and limits that were recorded"
             )
-        if row["prompt_ids"] != prompt_ids:
+        other = "prompt" if row["prompt_ids"] != prompt_ids else ""
+        if other or row["images"][: len(images)] != list(map(hash, images)):  # a row may have those of later turns
             remedy = "an environment must answer as before" if turn else "use the same data and seed"
-            raise ValueError(f"{self.run}: {name} answers another prompt: {remedy}")
+            raise ValueError(f"{self.run}: {name} answers another {other or 'image'}: {remedy}")
         return row
 
     def _end_reason(self, row: dict[str, Any], sampling: Sampling) -> Ended:
@@ -110,6 +112,7 @@ def _read(run: Path | str) -> dict[int, dict[str, Any]]:
         raise ValueError(f"{run} has no recorded rollouts: {needs}")
     samples = dict[int, dict[str, Any]]()
     for file in files:
+        images = dict[Any, list[int]]()  # their hashes, by group
         with open_rollouts(file) as opened:
             lines = opened.read().decode().split("\n")
         for number, line in enumerate(lines, 1):
@@ -117,6 +120,9 @@ def _read(run: Path | str) -> dict[int, dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
+                if "images" in row:
+                    images[row["group"]] = [hash(b64decode(image)) for image in row["images"]]
+                row["images"] = images.get(row.get("group"), [])
                 samples |= dict(_turns(row)) if "turn_ids" in row else {int(row["sample_id"]): row}
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}:{number}: not a recorded sample: {error}") from None
@@ -134,5 +140,5 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         part = slice(own[0], own[-1] + 1)
         names = ["response_ids", "rollout_log_probs", *(["kept"] if "kept" in row else [])]
         columns: dict[str, Any] = {name: row[name][part] for name in names}
-        columns |= {name: row[name] for name in ("sample_id", "weights_version")}
+        columns |= {name: row[name] for name in ("sample_id", "weights_version", "images")}
         yield int(row["sample_id"]) + TURN * turn, columns | {"prompt_ids": row["prompt_ids"] + ids[: own[0]]}

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlprims._event_loop import event_loop
 from rlprims.data_proto import DataProto
@@ -121,8 +121,8 @@ class EpisodeRounds:
         self._active -= {asyncio.current_task()}
         self._check()
 
-    async def _turn(self, prompt_ids: Sequence[int], sample_id: int, turn: int) -> Completion:
-        self._requests.append(Request(TurnPrompt(sample_id, turn, prompt_ids), self._loop.create_future()))
+    async def _turn(self, prompt_ids: Sequence[int], sample_id: int, turn: int, *images: Any) -> Completion:
+        self._requests.append(Request(TurnPrompt(sample_id, turn, prompt_ids, *images), self._loop.create_future()))
         answer = self._requests[-1].future
         self._check()
         return await answer

@@ -98,6 +98,8 @@ class SamplingSettings(ScoringSettings):
                 f"data.template={self.data.template!r} with data.environment: expected chat, or no template; without a "
                 "template the contents of the messages are concatenated"
             )
+        if self.data.declares_images and self.data.template != "chat":
+            raise ValueError(f"{environment.path} has images, expected data.template: chat, got {self.data.template!r}")
         for name, setting in (
             ("model.reward", self.model.reward),
             ("model.replay_routes", self.model.replay_routes or None),
