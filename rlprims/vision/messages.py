@@ -7,7 +7,7 @@ from typing import Any
 
 from rlprims.turns.tokens import has_image_parts, is_image_part
 from rlprims.vision.images import KEYS, read_images
-from rlprims.vision.processor import load_processor
+from rlprims.vision.processor import image_token, load_processor
 
 MARK = "<image>"  # the place of an image in a text of verl's rows
 _PART = {"type": "image"}
@@ -22,6 +22,9 @@ def images_of_row(
     """
     column = config.images_in(row)
     if not (column or has_image_parts(asked) or (column == [] and MARK in str(asked))):
+        marks = [MARK] * bool(config.images and "image" in row) + [image_token(tokenizer.name_or_path)]
+        for mark in (mark for mark in marks if mark and mark in str(asked)):
+            raise ValueError(f"the text has {mark}, the place of an image, and the row no image: see data.images")
         return asked, (), None
     processor = load_processor(tokenizer.name_or_path)
     if isinstance(asked, str) and config.template != "chat":

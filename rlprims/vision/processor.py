@@ -32,6 +32,15 @@ def load_processor(path: str) -> Any:
         raise ValueError(f"model.path: expected a model with a processor of images, got {path!r}: {reason}") from None
 
 
+@cache
+def image_token(path: str) -> str | None:
+    """What stands for an image in a text; None for a model of texts."""
+    try:
+        return str(load_processor(path).image_token)
+    except ValueError:
+        return None
+
+
 def _for_images(of_all: Any) -> Any:
     """The class without its processor of videos, which transformers loads only where torchvision is installed."""
     from transformers import ProcessorMixin

@@ -222,3 +222,17 @@ def test_batches_of_texts_have_no_column(tmp_path: Path) -> None:
     (example,) = rows_of(tmp_path, {"question": "How many?", "answer": "1"})
     (group,) = groups_of([example], has_images=False)
     assert "images" not in group
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "<image>How many?"},
+        {"question": [{"role": "user", "content": "<image>How many?"}]},
+        {"question": "<image>How many?", "image": uri(RED)},
+    ],
+    ids=["a text", "a chat", "LLaVA's name of the field"],
+)
+def test_a_place_of_an_image_in_a_row_without_one_is_refused(row: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the text has <image>, the place of an image, and the row no image"):
+        rows_of(tmp_path, {**row, "answer": "4"})
