@@ -77,7 +77,7 @@ def test_images_are_refused_where_nothing_reads_them(
     assert main(["train", str(path)]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ")
-    assert "model.vision: none reads texts, and rows have images" in lines[-1]
+    assert "model.vision: none reads texts, and rows or episodes have images" in lines[-1]
     assert not (tmp_path / "run").exists()
 
 

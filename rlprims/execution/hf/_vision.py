@@ -29,7 +29,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocess
 
 def tower(model: Any) -> dict[str, nn.Parameter]:
     """The parameters beside the language model and below a head, by name; none for a type without vision."""
-    if getattr(model.config, "model_type", None) not in VISION_MODELS:
+    if getattr(getattr(model, "config", None), "model_type", None) not in VISION_MODELS:
         return {}
     seeing = {id(x) for x in model.base_model.parameters()} - {id(x) for x in model.get_decoder().parameters()}
     return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in seeing}
