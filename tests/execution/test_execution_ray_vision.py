@@ -219,6 +219,7 @@ def test_steps_of_every_type_with_the_engine_of_transformers(kind, vision, tmp_p
 
 IN_CI = [(KIND, {"vision": "trained"}, "vllm"), (KIND, {}, "hf"), (KIND, {"lora": {"rank": 4}}, "hf")]
 FOR_RELEASE = [(kind, {"vision": vision}, "hf") for kind in vision_zoo.KINDS for vision in ("trained", "frozen")]
+FOR_RELEASE += [(KIND, {}, "vllm"), (KIND, {"lora": {"rank": 4}}, "vllm")]
 
 
 @pytest.mark.parametrize(
