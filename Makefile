@@ -78,7 +78,7 @@ test-laws: $(VENV)/.dev ## laws of every call of every primitive; of one primiti
 test-peers: .venv-bench/.test ## this container beside verl's own, call by call
 	.venv-bench/bin/python -m pytest -q -m peers tests/peers
 
-ON_RAY = tests/execution tests/trainer tests/rewards/test_judges_vllm.py tests/examples/test_smollm_ray.py tests/vision/test_run.py
+ON_RAY = tests/execution tests/trainer tests/rewards/test_judges_vllm.py tests/examples/test_smollm_ray.py tests/vision/test_run.py tests/vision/test_episode_runs_ray.py
 
 test-ray: .venv-ray/.ready .venv-triton/.ready ## real Ray actors, FSDP2 ranks and vLLM engines: the contract, and what dies
 	RAY_worker_niceness=0 .venv-ray/bin/python -m pytest -q -m "ray and not release" --durations=25 $(ON_RAY)

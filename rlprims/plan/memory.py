@@ -82,13 +82,19 @@ class _Parts:
         self.row = prompts.longest + config.sampling.max_new_tokens
         self.kv_of_token = 2 * self.shape.layers * self.shape.keys * sizes.engine_width(config)
         self.sends_weights = config.model.engine_lora is None
-        self.whole = self.shape.seeing * (config.model.vision == "frozen")  # each rank has all of it
+        self.computed = 2 if self.is_ray and config.ray.mixed_precision is not None else self.width
+        self.frozen_width = 4 if self.is_ray and not config.model.lora else self.width  # of the policy's frozen weights
 
-    def weights(self, what: str, count: float, lower: str, whole: int = 0) -> Line:
+    def whole(self, width: int) -> int:
+        """How many numbers each rank has all of: the part that reads images, frozen, in the dtype that computes."""
+        return self.shape.seeing * (self.config.model.vision == "frozen" and width == self.computed)
+
+    def weights(self, what: str, count: float, lower: str, whole: int = 0, width: int = 0) -> Line:
         """Frozen numbers of a model, over the ranks; ``whole`` are those of which each rank has all."""
-        how = f"{count / 1e6:.1f} M x {self.width}{self.over_ranks}"
+        width = width or self.width
+        how = f"{count / 1e6:.1f} M x {width}{self.over_ranks}"
         how += f", {whole / 1e6:.1f} M of it on each" * (whole > 0 and self.ranks > 1)
-        return Line(what, ((count - whole) / self.ranks + whole) * self.width, how, lower)
+        return Line(what, ((count - whole) / self.ranks + whole) * width, how, lower)
 
     def trained(self, what: str, lower: str, copies: int, of: str = "") -> Line:
         """As many numbers as are trained, over the ranks."""
@@ -107,7 +113,8 @@ class _Parts:
         model, algorithm, shape, width = self.config.model, self.config.algorithm, self.shape, self.width
         frozen = shape.parameters + (shape.trained if model.lora else 0) - shape.trained
         lines = [Line("process", _PROCESS, "Python, torch, transformers", "")] if self.on_cpu else []
-        lines += [self.weights("frozen weights", frozen, "model.dtype", self.whole)] if frozen else []
+        whole = self.whole(self.frozen_width)
+        lines += [self.weights("frozen weights", frozen, "model.dtype", whole, self.frozen_width)] if frozen else []
         if width < self.trained_width and not self.is_ray and not model.lora:
             how = f"{shape.trained / 1e6:.1f} M x {width}, rounded, to compute with"
             lines.append(Line("weights in 16 bits", shape.trained * width, how, "model.lora"))
@@ -115,7 +122,7 @@ class _Parts:
         lines += [self.trained(what, lower, 1) for what in ("trained weights", "gradients")]
         lines.append(self.trained("optimizer", lower, 2))
         if "ref_log_probs" in algorithm.needs and (model.reference or model.lora is None):
-            lines.append(self.weights("reference", shape.parameters, "kl_coef: 0, model.lora", self.whole))
+            lines.append(self.weights("reference", shape.parameters, "kl_coef: 0, model.lora", self.whole(self.width)))
         if algorithm.needs_teacher and (not self.is_ray or self.config.ray.roles.teacher == "main"):
             for name, path in model.teachers.items():
                 count = shape_of(model.model_copy(update={"path": path, "lora": None})).parameters
@@ -145,10 +152,10 @@ class _Parts:
         from rlprims.execution.hf._families import packs
 
         config, ray = self.config, self.config.ray
-        computed = 2 if self.is_ray and ray.mixed_precision is not None else self.width
+        computed, whole = self.computed, self.whole(self.frozen_width)
         number, tokens, answers, slots = sizes.micro_batches(config, self.prompts)
         tensor, again = (ray.training_tensor_parallel, ray.activation_checkpointing) if self.is_ray else (1, False)
-        part = sizes.part_of(self.shape._replace(parameters=self.shape.parameters - self.whole), tensor)
+        part = sizes.part_of(self.shape._replace(parameters=self.shape.parameters - whole), tensor)
         rows, lower = answers / config.sampling.max_new_tokens, "model.max_tokens_per_micro_batch"
         return [
             *([_gathered(part, computed, tensor)] if self.ranks > 1 else []),

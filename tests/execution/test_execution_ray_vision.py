@@ -1,6 +1,7 @@
 """Rows with images on a cluster: the numbers of the local execution, and of each row alone in transformers."""
 
 import pickle
+from functools import partial
 from importlib.util import find_spec
 from unittest.mock import patch
 
@@ -216,6 +217,44 @@ def test_steps_of_every_type_with_the_engine_of_transformers(kind, vision, tmp_p
     many.close()
 
 
+IN_CI = [(KIND, {"vision": "trained"}, "vllm"), (KIND, {}, "hf"), (KIND, {"lora": {"rank": 4}}, "hf")]
+FOR_RELEASE = [(kind, {"vision": vision}, "hf") for kind in vision_zoo.KINDS for vision in ("trained", "frozen")]
+FOR_RELEASE += [(KIND, {}, "vllm"), (KIND, {"lora": {"rank": 4}}, "vllm")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "engine"),
+    [*IN_CI, *(pytest.param(*each, marks=pytest.mark.release) for each in FOR_RELEASE)],
+)
+def test_ranks_in_bfloat16(kind, settings, engine, tmp_path):
+    """The part that sees moves as in float32, or keeps its bits in what is exported."""
+    if kind == "smolvlm":
+        pytest.importorskip("num2words")  # its processor asks for it
+    folder = str((saved_to if engine == "vllm" else partial(vision_zoo.save, kind))(tmp_path / "model"))
+    first = tower(AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32))
+    one = local(folder, **settings)
+    many = cluster(folder, settings=settings, engine=engine, training_workers=2, mixed_precision="bfloat16")
+    batch = sampled(many, load_processor(folder), 0, LONE)
+    exact, rounded = (each.log_probs(batch) for each in (one, many))
+    assert 1e-4 < (rounded - exact).abs().max() < 0.25
+    norms = [each.update(with_advantages(batch, exact, exact), GRPO).grad_norm for each in (one, many)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.25)  # as in fsdp_ranks
+    many.sync_weights()
+    many.save(tmp_path / "step")()
+    many.close()
+    export_model(tmp_path / "step" / "policy", tmp_path / "exported")
+    found = tower(AutoModelForImageTextToText.from_pretrained(tmp_path / "exported"))
+    assert found.keys() == first.keys()
+    if settings.get("vision") != "trained":
+        assert all(torch.equal(x, first[name]) for name, x in found.items())
+        return
+    ours, theirs = (
+        torch.cat([(x - first[name]).flatten() for name, x in moved.items()]).detach()
+        for moved in (found, tower(one.training.policy.module))
+    )
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.9
+
+
 def test_images_follow_their_rows_over_two_ranks(processor, two_ranks):
     """In any order of the rows; with the images of the first and the last pair exchanged these rows alone change."""
     batch = batch_of(processor, ROWS)
@@ -340,7 +379,7 @@ def test_one_placeholder_for_each_image(processor):
     [
         (
             {"settings": {"vision": "none"}},
-            "rows have images: expected a model that sees, got idefics3 with vision: none",
+            "images: expected a model that sees, got idefics3 with vision: none",
         ),
         ({"settings": {"packing": True}}, "model.packing: true: not yet"),
         ({"algorithm": algorithms.ppo()}, "a critic: not yet"),

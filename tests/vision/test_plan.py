@@ -103,3 +103,19 @@ def test_the_config_of_a_real_model_fits_one_card(vision: str, tmp_path: Path) -
     kept = 2 * shape.widths[0] * (vision == "trained")
     assert lines["reading images"] == pytest.approx(patches * (2 * 4 * 768 + kept + 2 * 2 * 3840))
     assert 4 * 2**30 < found.peak < 80e9
+
+
+def test_ranks_hold_a_frozen_part_whole_if_it_computes_in_its_own_dtype(tmp_path: Path) -> None:
+    Idefics3Config(**SMOLVLM, scale_factor=4, tie_word_embeddings=False, pad_token_id=2).save_pretrained(tmp_path)
+    common = (f"model.path={tmp_path}", "model.device=cuda", "model.dtype=float32", "execution=ray")
+    held, gathered = [], []
+    for changes in ((), ("ray.mixed_precision=bfloat16",)):
+        ray = ("ray.training_workers=2", "ray.gpus_per_worker=1", *changes)
+        config = load_config(ROOT / "examples" / "smolvlm" / "grpo.yaml", (*common, *ray))
+        found = plan(config, lengths_of(config, 1300, 512**2))
+        lines = {line.what: line.bytes for line in [*found.rank, *found.update]}
+        held.append(lines["frozen weights"])
+        gathered.append(lines["gathered weights"])
+    seeing = shape_of(config.model).seeing
+    assert held == [4 * seeing, 4 * seeing / 2]
+    assert gathered[1] == gathered[0] / 2 + 2 * seeing

@@ -133,19 +133,19 @@ def _known_options() -> set[str]:
 
 
 def _check_images(cluster: RayConfig, model: ModelConfig, run: RunNeeds) -> None:
-    """Raise an error for rows with images and what no test has with them."""
+    """Raise an error for images, of rows or episodes, and what no test has with them."""
     kind = AutoConfig.from_pretrained(model.path).model_type
     if not sees(model):
-        raise ValueError(f"rows have images: expected a model that sees, got {kind} with vision: {model.vision}")
+        raise ValueError(f"images: expected a model that sees, got {kind} with vision: {model.vision}")
     if cluster.engine == "vllm" and kind not in SERVED:
         tested = f"expected a type that vLLM is tested with ({', '.join(SERVED)}), got {kind}"
-        raise ValueError(f"rows have images: {tested}; use ray.engine: hf, or execution: local")
+        raise ValueError(f"images: {tested}; use ray.engine: hf, or execution: local")
     if cluster.engine == "vllm" and kind in SERVED[1:] and find_spec("torchvision") is None:
-        raise ValueError(f"rows have images: vLLM needs torchvision for {kind}; install it, or use ray.engine: hf")
+        raise ValueError(f"images: vLLM needs torchvision for {kind}; install it, or use ray.engine: hf")
     check_vision(model, run["algorithm"])
     for name in ("cpu_offload", "tensor_parallel_size", "training_tensor_parallel"):
         if getattr(cluster, name) != RayConfig.model_fields[name].default:
-            raise ValueError(f"ray.{name}: not yet with rows that have images: leave it out, or data.images: null")
+            raise ValueError(f"ray.{name}: not yet with images: leave it out")
 
 
 def _check_routes(cluster: RayConfig, model: ModelConfig) -> None:

@@ -76,12 +76,11 @@ def ranks(config: RayConfig, size: int, device: str, dtype: str | None = None) -
         if tensor is not None:
             divide(module, tensor)
         names = set(getattr(module, "_no_split_modules", None) or ())
-        # The part that reads images runs on ranks with images alone: each has it whole, or gathers it with the root.
+        # The part that reads images runs on ranks with images alone: each has it whole if it is frozen and computes in
+        # its own dtype, else gathers it with the root.
         seeing = {*tower(module).values()}
-        whole = {x for x in seeing if not x.requires_grad}
-        for x in whole:
-            x.data = x.data.to(dtype=computes_in)
-        if seeing > whole:
+        whole = {x for x in seeing if not x.requires_grad and computes_in in (None, x.dtype)}
+        if any(x.requires_grad for x in seeing):
             give_gradients(module)
         blocks = [m for m in module.modules() if type(m).__name__ in names and seeing.isdisjoint(m.parameters())]
         if config.activation_checkpointing:
