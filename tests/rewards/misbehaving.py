@@ -1,6 +1,7 @@
 """Verifiers that do what the response says: hang, die, or return nonsense. Named by import path in other processes."""
 
 import ctypes
+import itertools
 import math
 import os
 import re
@@ -24,7 +25,7 @@ def obey(response: str, answer: Any, *, bonus: float = 0.0) -> Any:
             while True:
                 pass
         case "spin in C":
-            return len(str(7**10**10))
+            return sum(itertools.repeat(1))
         case "backtrack":
             return float(re.match("(a+)+$", "a" * 40 + "b") is not None)
         case "be killed":

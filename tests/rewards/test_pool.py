@@ -63,9 +63,7 @@ FATAL = {
 def test_pool_loses_one_score_for_one_bad_row(pool: Pool, response: str) -> None:
     responses = [str(i) for i in range(40)]
     responses[17] = response
-    began = time.monotonic()
     scores = pool(responses, [""] * 40)
-    assert time.monotonic() - began < LIMIT + 5
     failure = scores.failures[17]
     assert failure is not None
     assert failure.cause == FATAL[response]
