@@ -1,7 +1,6 @@
 """The policy loss of a step, its weights and terms, and the mean that reduces it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +26,15 @@ class Mean(NamedTuple):
     use: BoundFunction
     over: str
     weights: Tensor
+
+
+class _Likely(NamedTuple):
+    """A formula that fits on a few rows, and the means that differ by a factor only."""
+
+    policy: BoundFunction
+    means: Sequence[Mean]
+    weighting: Weighting
+    term: LossTerm | None
 
 
 class Fit(NamedTuple):
@@ -146,12 +154,12 @@ class _Search:
 
     def fits(self, weighted: Sequence[Weighting], terms: Sequence[LossTerm]) -> list[Fit]:
         """The formulas that give the trainer's numbers, the simplest first; those with a factor only if no other."""
-        found: list[Fit] = []
+        likely: list[_Likely] = []
         for alike, means, weighting, term, apart in self._tried(weighted, terms):
             if apart < self.nearest[0]:
                 self.nearest = apart, alike[0]
-            for policy in alike if apart <= self.tolerance else ():
-                found += self._on_all(policy, means, weighting, term)
+            likely += [_Likely(policy, means, weighting, term) for policy in alike if apart <= self.tolerance]
+        found = list(self._on_all(likely)) if likely else []
         counts = [count for fit in found if (count := _count_of(fit.factor))]
         if counts:
             found = [fit for fit in found if _count_of(fit.factor) == min(counts)]
@@ -185,34 +193,44 @@ class _Search:
                 alike.setdefault(blake2b(column.detach().numpy().data).digest(), []).append(policy)
         return list(alike.values())
 
-    def _columns(
-        self, policy: BoundFunction, mean: Mean, weighting: Weighting, term: LossTerm | None
-    ) -> Iterator[Columns]:
-        """All rows, some whole groups at a time."""
-        factor = self._factor(weighting)
+    def _columns(self, likely: Sequence[_Likely]) -> Iterator[tuple[int, Columns]]:
+        """Of all rows, some whole groups at a time, and of each formula by its number."""
+        factors = {id(each.weighting): self._factor(each.weighting) for each in likely}
         for some in [self.few.rows] if self.kind == "loss" else parts(self.data):
-            rows = _Rows(self.data, self.kind, some)
-            per_token = rows.losses(policy)
-            assert per_token is not None
-            of_policy = rows.column(per_token, mean.weights[some] * factor[some].double())
-            of_term = [] if term is None else [self._term(term, mean, rows)[:, None]]
-            yield rows.wanted, of_policy, torch.cat([rows.wanted.new_zeros(len(rows.wanted), 0), *of_term], 1)
+            rows, of_terms = _Rows(self.data, self.kind, some), dict[tuple[int, int], Tensor]()
+            for number, (policy, (mean, *_), weighting, term) in enumerate(likely):
+                key = id(term), id(mean)
+                if key not in of_terms:
+                    column = [] if term is None else [self._term(term, mean, rows)[:, None]]
+                    of_terms[key] = torch.cat([rows.wanted.new_zeros(len(rows.wanted), 0), *column], 1)
+                per_token = rows.losses(policy)
+                assert per_token is not None
+                of_policy = rows.column(per_token, mean.weights[some] * factors[id(weighting)][some].double())
+                yield number, (rows.wanted, of_policy, of_terms[key])
 
-    def _on_all(
-        self, policy: BoundFunction, means: Sequence[Mean], weighting: Weighting, term: LossTerm | None
-    ) -> Iterator[Fit]:
-        """The fit on all rows, under each of the means that differ by a factor only."""
-        columns = partial(self._columns, policy, means[0], weighting, term)
-        products = [sum(each, torch.zeros(())) for each in zip(*(_products(*each) for each in columns()), strict=True)]
-        for _, scale, coefficient in _solve(self.kind, *products):
-            sums = ((_sum(of_policy, of_term, 0, scale, coefficient), y) for y, of_policy, of_term in columns())
-            apart, size = torch.stack([torch.stack([(x - y).abs().max(), y.abs().max()]) for x, y in sums]).amax(0)
-            for mean in means if apart <= self.tolerance * size else ():
-                ratio = float(means[0].weights.sum() / mean.weights.sum())
-                own, of_term = _near_one(scale * ratio), coefficient * ratio
-                if own != 1 and (long := _of_length(mean, own)):
-                    mean, own, of_term = long, 1.0, of_term / own
-                yield Fit(policy, mean, weighting, term, own, of_term)
+    def _on_all(self, likely: Sequence[_Likely]) -> Iterator[Fit]:
+        """The fits on all rows, under each of the means that differ by a factor only."""
+        products = [list[tuple[Tensor, ...]]() for _ in likely]
+        hashes = [blake2b() for _ in likely]
+        for number, columns in self._columns(likely):
+            products[number].append(_products(*columns))
+            for column in columns[1:]:
+                hashes[number].update(column.contiguous().numpy().data)
+        digests = [each.digest() for each in hashes]
+        firsts = [digests.index(digest) for digest in digests]  # the first formula with the same numbers
+        distinct = sorted(set(firsts))
+        scales, apart = dict[int, list[tuple[float, float]]](), dict[int, list[Tensor]]()
+        for first in distinct:
+            totals = [torch.stack(each).sum(0) for each in zip(*products[first], strict=True)]
+            scales[first], apart[first] = [(x, y) for _, x, y in _solve(self.kind, *totals)], []
+        for number, (y, of_policy, of_term) in self._columns([likely[first] for first in distinct]):
+            left = [(_sum(of_policy, of_term, 0, *scale) - y).abs().max() for scale in scales[distinct[number]]]
+            apart[distinct[number]].append(torch.stack([y.abs().max(), *left]))
+        for each, first in zip(likely, firsts, strict=True):
+            size, *left = torch.stack(apart[first]).amax(0)
+            for (factor, coefficient), largest in zip(scales[first], left, strict=True):
+                for mean in each.means if largest <= self.tolerance * size else ():
+                    yield _fit(each, mean, factor, coefficient)
 
     def _term(self, term: LossTerm, mean: Mean, rows: _Rows) -> Tensor:
         """The numbers of a term with coefficient 1, in some rows; a mean or a selection of its own is over the step."""
@@ -241,6 +259,15 @@ class _Search:
             return self.data["loss_weights"]
         spec = _spec(corrections=weighting[0], token_selection=weighting[1])
         return token_weights(spec, self.data).get("loss_weights", torch.ones(len(self.data["log_probs"]), 1))
+
+
+def _fit(found: _Likely, mean: Mean, factor: float, coefficient: float) -> Fit:
+    """The fit under one of its means, where these numbers are those under the first."""
+    ratio = float(found.means[0].weights.sum() / mean.weights.sum())
+    own, of_term = _near_one(factor * ratio), coefficient * ratio
+    if own != 1 and (long := _of_length(mean, own)):
+        mean, own, of_term = long, 1.0, of_term / own
+    return Fit(found.policy, mean, found.weighting, found.term, own, of_term)
 
 
 def _near_one(factor: float) -> float:
