@@ -210,24 +210,26 @@ class _Search:
 
     def _on_all(self, likely: Sequence[_Likely]) -> Iterator[Fit]:
         """The fits on all rows, under each of the means that differ by a factor only."""
-        products = [list[tuple[Tensor, ...]]() for _ in likely]
+        products = dict[int, tuple[Tensor, ...]]()
         hashes = [blake2b() for _ in likely]
         for number, columns in self._columns(likely):
-            products[number].append(_products(*columns))
+            of_part = _products(*columns)  # added in place: many small tensors would split the heap
+            totals = products.setdefault(number, tuple(map(torch.zeros_like, of_part)))
+            for total, x in zip(totals, of_part, strict=True):
+                total += x
             for column in columns[1:]:
                 hashes[number].update(column.contiguous().numpy().data)
         digests = [each.digest() for each in hashes]
         firsts = [digests.index(digest) for digest in digests]  # the first formula with the same numbers
         distinct = sorted(set(firsts))
-        scales, apart = dict[int, list[tuple[float, float]]](), dict[int, list[Tensor]]()
-        for first in distinct:
-            totals = [torch.stack(each).sum(0) for each in zip(*products[first], strict=True)]
-            scales[first], apart[first] = [(x, y) for _, x, y in _solve(self.kind, *totals)], []
+        scales = {first: [(x, y) for _, x, y in _solve(self.kind, *products[first])] for first in distinct}
+        apart = {first: torch.zeros(1 + len(scales[first]), dtype=torch.float64) for first in distinct}
         for number, (y, of_policy, of_term) in self._columns([likely[first] for first in distinct]):
-            left = [(_sum(of_policy, of_term, 0, *scale) - y).abs().max() for scale in scales[distinct[number]]]
-            apart[distinct[number]].append(torch.stack([y.abs().max(), *left]))
+            first = distinct[number]
+            left = [(_sum(of_policy, of_term, 0, *scale) - y).abs().max() for scale in scales[first]]
+            torch.maximum(apart[first], torch.stack([y.abs().max(), *left]), out=apart[first])
         for each, first in zip(likely, firsts, strict=True):
-            size, *left = torch.stack(apart[first]).amax(0)
+            size, *left = apart[first]
             for (factor, coefficient), largest in zip(scales[first], left, strict=True):
                 for mean in each.means if largest <= self.tolerance * size else ():
                     yield _fit(each, mean, factor, coefficient)
