@@ -1,6 +1,6 @@
 """The estimator of a step's advantages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from inspect import signature
 from itertools import product
 from typing import Any, TypeAlias, get_args
@@ -11,7 +11,7 @@ from torch import Tensor
 from rlprims import advantage
 from rlprims.algorithms import BoundFunction, use
 from rlprims.audit._candidates import FINE, Options, candidates, of_package
-from rlprims.audit._found import Found, difference, parts, plain, rows_of, simplest, telling_rows
+from rlprims.audit._found import Data, Found, difference, parts, plain, rows_of, simplest, telling_rows
 from rlprims.grouping import dense_ids
 from rlprims.ratios import Estimator
 from rlprims.rewards import at_last_token, kl_penalty
@@ -21,7 +21,7 @@ Fit: TypeAlias = tuple[BoundFunction, BoundFunction | None]
 _PARTS = {"ranks": " over all rows of a rank", "micro_batches": " over all rows of a micro-batch"}
 
 
-def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float) -> Found:
+def name_advantages(data: Data, more: Options, tolerance: float) -> Found:
     """The estimator, and the transform after it, that gives ``advantages``.
 
     Formulas of groups are found on a few groups, and then tried on all, some at a time. Where none holds, as one with
@@ -42,7 +42,7 @@ def name_advantages(data: Mapping[str, Tensor], more: Options, tolerance: float)
     return _found(said, fits) if fits else Found({}, said, {})
 
 
-def _search(data: Mapping[str, Tensor], more: Options, tolerance: float) -> tuple[str, list[Fit]]:
+def _search(data: Data, more: Options, tolerance: float) -> tuple[str, list[Fit]]:
     """What the estimator read, and the formulas that fit; or none, and what is nearest."""
     mask = data["response_mask"]
     wanted = torch.where(mask, data["advantages"], 0.0)
@@ -55,13 +55,14 @@ def _search(data: Mapping[str, Tensor], more: Options, tolerance: float) -> tupl
                 nearest, told = apart, _none(apart, f"{plain(use(fn, **values))}{said}", result, wanted, data)
             if apart < 0.05:
                 fits += ((part, None) for part in _finely(fn, values, columns, wanted, more, tolerance))
-        fits = fits or _transformed(columns, wanted, more, tolerance)
+        if not fits or not columns.get("values", mask).any():  # those of a critic that begins with 0
+            fits += _transformed(columns, wanted, more, tolerance, {"values"} if fits else set())
         if fits:
             return said, fits
     return told, []
 
 
-def _apart(fit: Fit, said: str, data: Mapping[str, Tensor], more: Options) -> float:
+def _apart(fit: Fit, said: str, data: Data, more: Options) -> float:
     """The largest difference of a formula from the advantages of these rows."""
     (estimator, transform), mask = fit, data["response_mask"]
     columns = next(columns for each, columns in _inputs(data, more) if each == said)
@@ -73,16 +74,18 @@ def _apart(fit: Fit, said: str, data: Mapping[str, Tensor], more: Options) -> fl
 
 
 def _found(said: str, fits: Sequence[Fit]) -> Found:
-    estimator, transform = fits[0]
+    (estimator, transform), *_ = fits
+    others = [f"{plain(after)} of {plain(part)}" for part, after in fits if after]
     if transform is None:
-        part, undecided = simplest(estimator for estimator, _ in fits)
+        part, undecided = simplest(estimator for estimator, after in fits if after is None)
+        undecided |= {"the formula": tuple(others[:1])} if others else {}
         return Found({"advantage": part}, f"{part}{said}", undecided)
     part, undecided = simplest(transform for _, transform in fits if transform)
     estimator = plain(estimator)
     return Found({"advantage": estimator, "normalization": part}, f"{part} of {estimator}{said}", undecided)
 
 
-def _inputs(data: Mapping[str, Tensor], more: Options) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _inputs(data: Data, more: Options) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """What the estimator may have read: rewards with or without a KL, in groups, or in all rows of a part."""
     mask = data["response_mask"]
     base = {name: x for name, x in data.items() if name != "advantages"}
@@ -99,7 +102,7 @@ def _inputs(data: Mapping[str, Tensor], more: Options) -> Iterator[tuple[str, di
             yield f"{said}, not the group", {**base, "group_ids": ids}
 
 
-def _coarse(columns: Mapping[str, Tensor], more: Options, mask: Tensor) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
+def _coarse(columns: Data, more: Options, mask: Tensor) -> Iterator[tuple[Any, dict[str, Any], Tensor]]:
     """Every estimator with every combination of its coarse hyperparameters, and its result."""
     for fn in of_package(advantage, {"response_mask"}, {"advantages"}, columns):
         for values in candidates(fn, more, fine=False):
@@ -108,7 +111,7 @@ def _coarse(columns: Mapping[str, Tensor], more: Options, mask: Tensor) -> Itera
 
 
 def _finely(
-    fn: Any, coarse: Mapping[str, Any], columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float
+    fn: Any, coarse: Mapping[str, Any], columns: Data, wanted: Tensor, more: Options, tolerance: float
 ) -> Iterator[BoundFunction]:
     mask = columns["response_mask"]
     for fine in candidates(fn, more, fine=True):
@@ -118,14 +121,14 @@ def _finely(
             yield use(fn, **values)
 
 
-def _transformed(columns: Mapping[str, Tensor], wanted: Tensor, more: Options, tolerance: float) -> list[Fit]:
-    """An estimator with a transform after it, such as whitening. The sign and the order of most tokens stay."""
+def _transformed(columns: Data, wanted: Tensor, more: Options, tolerance: float, needed: Set[str]) -> list[Fit]:
+    """An estimator that reads some columns, and a transform after it, such as whitening: most signs stay."""
     mask = columns["response_mask"]
     y = wanted[mask].double() - wanted[mask].double().mean()
     readable = {**columns, "advantages": wanted}
     for fn, values, result in _coarse(columns, more, mask):
         x = result[mask] - result[mask].mean()
-        if float((x @ y) / (x.norm() * y.norm()).clamp(min=1e-30)) < 0.5:
+        if needed - {*signature(fn).parameters} or float((x @ y) / (x.norm() * y.norm()).clamp(min=1e-30)) < 0.5:
             continue
         for transform in of_package(advantage, {"response_mask", "advantages"}, set(), readable):
             fits: list[Fit] = []
@@ -138,7 +141,7 @@ def _transformed(columns: Mapping[str, Tensor], wanted: Tensor, more: Options, t
     return []
 
 
-def _call(fn: Any, columns: Mapping[str, Tensor], values: Mapping[str, Any], mask: Tensor) -> Tensor | None:
+def _call(fn: Any, columns: Data, values: Mapping[str, Any], mask: Tensor) -> Tensor | None:
     """The result per token, in float64; None if the hyperparameters or the columns do not fit together."""
     own = {*signature(fn).parameters, "trajectory_ids"} & columns.keys()
     read = {name: x.double() if (x := columns[name]).is_floating_point() else x for name in own}
@@ -149,7 +152,7 @@ def _call(fn: Any, columns: Mapping[str, Tensor], values: Mapping[str, Any], mas
     return result.double() if isinstance(result, Tensor) and result.shape == mask.shape else None
 
 
-def _none(apart: float, said: str, result: Tensor, wanted: Tensor, data: Mapping[str, Tensor]) -> str:
+def _none(apart: float, said: str, result: Tensor, wanted: Tensor, data: Data) -> str:
     off = (result - wanted).abs()
     row, position = divmod(int(off.argmax()), off.shape[1])
     group = f", group {int(data['group_ids'][row])}" if "group_ids" in data else ""

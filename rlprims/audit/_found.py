@@ -1,20 +1,20 @@
 """What was found for a stage, in words."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rlprims._json import beside
 from rlprims._near import OTHER_WORDS
 from rlprims.algorithms import BoundFunction, use
 from rlprims.data_proto import DataProto
 from rlprims.grouping import dense_ids
 
-TEXTS = json.loads(Path(__file__).with_name("_texts.json").read_text("utf-8"))
+Data: TypeAlias = Mapping[str, Tensor]
+TEXTS = beside(__file__, "_texts.json")
 """By hyperparameter the rows that ``decide`` its value; by code the page of a check."""
 
 
@@ -56,23 +56,22 @@ def tensors_of(batch: DataProto | Mapping[str, Any]) -> dict[str, Tensor]:
     return data | {name: dense_ids(named[name]) for name in ("group_ids", "trajectory_ids") if name in named}
 
 
-def whole(data: Mapping[str, Tensor]) -> Tensor:
+def whole(data: Data) -> Tensor:
     """(B,): the number of each row's group, or of its trajectory: rows that stay together."""
     mask = data["response_mask"]
     return data.get("group_ids", data.get("trajectory_ids", torch.arange(len(mask))))
 
 
-def telling_rows(data: Mapping[str, Tensor], size: Tensor) -> Tensor:
+def telling_rows(data: Data, size: Tensor) -> Tensor:
     """The rows of the groups with the largest ``size`` (B,), of about 2,048 tokens."""
     ids, mask = whole(data), data["response_mask"]
-    order = (
-        torch.zeros(int(ids.max()) + 1, dtype=size.dtype).scatter_reduce(0, ids, size, "amax").argsort(descending=True)
-    )
+    largest = torch.zeros(int(ids.max()) + 1, dtype=size.dtype).scatter_reduce(0, ids, size, "amax")
+    order = largest.argsort(descending=True)
     tokens = torch.zeros(len(order), dtype=torch.int64).index_add(0, ids, mask.sum(1))[order].cumsum(0)
     return torch.isin(ids, order[: 1 + int((tokens < 2048).sum())]).nonzero()[:, 0]
 
 
-def parts(data: Mapping[str, Tensor]) -> list[Tensor]:
+def parts(data: Data) -> list[Tensor]:
     """All rows, in parts of whole groups with about 32,768 places each."""
     ids, mask = whole(data), data["response_mask"]
     count = min(int(ids.max()) + 1, mask.numel() // 32768 + 1)
@@ -80,7 +79,7 @@ def parts(data: Mapping[str, Tensor]) -> list[Tensor]:
     return [rows for rows in found if mask[rows].any()]
 
 
-def rows_of(data: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+def rows_of(data: Data, rows: Tensor) -> dict[str, Tensor]:
     """Some rows of a step, with dense ids."""
     of_step = len(data["response_mask"])
     some = {name: x[rows] if x.dim() and len(x) == of_step else x for name, x in data.items()}

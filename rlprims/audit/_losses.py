@@ -11,10 +11,9 @@ from torch import Tensor
 from rlprims import advantage, losses
 from rlprims.algorithms import Algorithm, BoundFunction, LossTerm, objective_parts, step_counts, token_weights, use
 from rlprims.audit._candidates import Options, Weighting, candidates, loss_terms, policy_losses, weightings
-from rlprims.audit._found import Found, changed, difference, parts, plain, rows_of, telling_rows, worded
+from rlprims.audit._found import Data, Found, changed, difference, parts, plain, rows_of, telling_rows, worded
 
 _EXACT = 1e-4
-Data: TypeAlias = Mapping[str, Tensor]
 Tried: TypeAlias = "tuple[list[BoundFunction], Sequence[Mean], Weighting, LossTerm | None, float]"
 Columns: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """What the trainer computed, the policy loss, and the terms (a column each), in some rows."""

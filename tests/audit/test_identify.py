@@ -85,6 +85,23 @@ def test_what_a_batch_cannot_tell_is_named_with_the_row_that_can() -> None:
     assert "singleton" not in audit.identify(one)["advantages"].undecided
 
 
+def test_a_critic_that_still_gives_zero_is_said() -> None:
+    batch = rollouts()
+    mask = batch["response_mask"]
+    returns = batch["scores"][:, None].expand(mask.shape)[mask]  # of every token, with gamma = 1
+    whitened = torch.zeros(mask.shape)
+    whitened[mask] = (returns - returns.mean()) / (returns.var() + 1e-8).sqrt()
+    found = audit.identify({**batch, "advantages": whitened, "values": torch.zeros(mask.shape)})["advantages"]
+    assert found.said == "advantage.reinforce_pp"
+    (other,) = found.undecided["the formula"]
+    assert other.startswith("advantage.whiten of advantage.gae")
+    assert "values are not all 0 would decide" in str(found)
+    values = torch.zeros(mask.shape).index_fill_(1, torch.tensor([0]), 0.1)
+    assert (
+        "the formula" not in audit.identify({**batch, "advantages": whitened, "values": values})["advantages"].undecided
+    )
+
+
 def test_a_wrong_row_is_shown_beside_the_nearest_formula() -> None:
     batch = rollouts()
     batch["advantages"] = centred(batch)
