@@ -99,9 +99,9 @@ def _begin(options: argparse.Namespace, console: Any) -> int:
 
     kind, start, resume = _session(of_rows=options.command == "fit")
     config = load_as(kind, options.config, options.overrides)
-    if not (options.resume_if_exists and (config.run_dir / "config.yaml").exists()):
+    run = RunDirectory.found(config.run_dir, config.checkpoint.copy_to) if options.resume_if_exists else None
+    if run is None:
         return start(config, console)
-    run = RunDirectory.open(config.run_dir)
     recorded = run.config(kind)
     _note_changes(run.path, recorded, config, console)
     return resume(run, recorded, console)

@@ -41,10 +41,8 @@ class RunDirectory:
     def claim(cls, path: Path, copy_to: str | None = None) -> Iterator["RunDirectory"]:
         """Lock the directory of a new run; if the block ends before :meth:`begin`, what was made is removed."""
         _check_free(path)
-        if copy_to is not None:
-            with reached(copy_to) as (fs, root):
-                if fs.glob(f"{root}/step_*"):
-                    raise ValueError(f"it has a run: 'rlprims resume {copy_to}', or another checkpoint.copy_to")
+        if copy_to is not None and _manifests(copy_to):
+            raise ValueError(f"{copy_to}: it has a run: 'rlprims resume {copy_to}', or another checkpoint.copy_to")
         made = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
         run = cls(path)
         try:
@@ -69,11 +67,20 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunDirectory":
-        """Open the directory of an existing run; that of a url is fetched before."""
-        path = _fetched(str(path).rstrip("/")) if "://" in str(path) else Path(path)
+        """Open the directory of an existing run; that of a url is fetched before, into ``runs/NAME``."""
+        if "://" in str(path):
+            path = _fetched(str(path).rstrip("/"), Path("runs", Path(path).name))
+        path = Path(path)
         if not (path / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run: it has no config.yaml")
         return cls(path)
+
+    @classmethod
+    def found(cls, path: Path, copy_to: str | None) -> "RunDirectory | None":
+        """The run of a directory; one of which only the copies at a url are left is fetched into it."""
+        if not (path / "config.yaml").exists() and copy_to is not None and _manifests(copy_to):
+            _fetched(copy_to.rstrip("/"), path)
+        return cls(path) if (path / "config.yaml").exists() else None
 
     def config(self, kind: type[Settings], overrides: Iterable[str] = ()) -> Settings:
         """The settings of the run, with overrides."""
@@ -177,16 +184,21 @@ def _check_free(path: Path) -> None:
         raise ValueError(f"run_dir={path}: {parent} cannot be written to; write another place with run_dir=...")
 
 
-def _fetched(url: str) -> Path:
-    """``runs/NAME``, into which a run is fetched from a url with its newest complete checkpoint, unless it is there."""
+def _manifests(url: str) -> list[str]:
+    """Those of the complete checkpoints at a url, the newest first."""
     with reached(url) as (fs, root):
-        manifests = sorted(fs.glob(f"{root}/step_*/checkpoints/step_*/{MANIFEST}"), reverse=True)
-        if not manifests:
-            raise FileNotFoundError("no run with a complete checkpoint is there")
-        newest, run = fs.cat_file(manifests[0]), Path("runs", PurePosixPath(root).name)
-    steps = [PurePosixPath(manifest).parent.name for manifest in manifests]
-    if run.exists():
+        return sorted(fs.glob(f"{root}/step_*/checkpoints/step_*/{MANIFEST}"), reverse=True)
+
+
+def _fetched(url: str, run: Path) -> Path:
+    """``run``, into which a run is fetched from a url with its newest complete checkpoint, unless it is there."""
+    steps = [PurePosixPath(manifest).parent.name for manifest in _manifests(url)]
+    if not steps:
+        raise ValueError(f"{url}: no run with a complete checkpoint is there")
+    if run.is_file() or any(run.glob("*")):
         mine = run / "checkpoints" / steps[0] / MANIFEST
+        with reached(url) as (fs, root):
+            newest = fs.cat_file(f"{root}/{steps[0]}/{mine.relative_to(run)}")
         if mine.is_file() and mine.read_bytes() == newest:
             return run
         raise ValueError(f"{run} exists, and differs from {url}: continue it with 'rlprims resume {run}', or move it")
@@ -195,7 +207,7 @@ def _fetched(url: str) -> Path:
         if (damage := damage_of(copy / "checkpoints" / step)) is None:
             (copy / "rollouts").mkdir(exist_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
-            aside.parent.mkdir(exist_ok=True)
+            aside.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(copy, aside)
             copy.parent.rmdir()  # of the cache
             return aside.rename(run)
@@ -210,11 +222,10 @@ def environment() -> dict[str, Any]:
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    try:
+    commit = None
+    with suppress(OSError, subprocess.TimeoutExpired):
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
-        commit = None
     return {
         "command": sys.argv,
         "python": platform.python_version(),

@@ -88,6 +88,31 @@ def test_a_run_goes_on_from_its_copy_with_the_same_numbers(
     assert load(settings, f"checkpoint.copy_to={url}").to_yaml().count(url) == 1
 
 
+@pytest.mark.slow
+def test_one_command_continues_a_run_on_an_empty_disk(
+    settings: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], url: str
+) -> None:
+    """A job that a scheduler begins again elsewhere, also one that ended while its checkpoint was copied."""
+    settings["checkpoint"] |= {"keep": 2, "copy_to": url}
+    run = Path(settings["run_dir"])
+    command = ("train", "--resume-if-exists", write_config(settings), "steps=4")
+    rlprims(*command)  # neither here nor there: a new run
+    whole, kept = metrics_of(run), steps_at(url)
+    assert kept == ["step_000002", "step_000004"]
+    fs, root = fsspec.url_to_fs(url)
+    for cut in ([], kept[1:], kept):  # the copies of these steps have no manifest: they are not complete
+        shutil.rmtree(run)
+        run.mkdir()
+        for step in cut:
+            fs.rm_file(f"{root}/{step}/checkpoints/{step}/manifest.json")
+        local_copy.cache_clear()
+        rlprims(*command)
+        assert metrics_of(run) == whole
+        assert steps_at(url) == kept
+        assert all(fs.exists(f"{root}/{step}/checkpoints/{step}/manifest.json") for step in kept)
+
+
+@pytest.mark.slow
 def test_model_data_and_replay_by_a_url_give_the_same_run(
     load: Callable[..., Config],
     settings: dict[str, Any],
@@ -238,6 +263,7 @@ def test_a_local_run_that_differs_is_not_touched(tmp_path: Path, url: str) -> No
     assert (fetched / "checkpoints/step_000002/trainer.json").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_copies_goes_on_from_the_copy_before(
     write_config: Callable[[dict[str, Any]], Path], settings: dict[str, Any], tmp_path: Path
 ) -> None:
