@@ -86,8 +86,8 @@ def of_run(path: Path, overrides: Sequence[str] = ()) -> Rows:
 def of_file(path: Path | str, use: Use | None, layout: str | None, template: str, model: str | None) -> Rows:
     """The rows of a file, with our names of fields; ``use`` None: by the first row."""
     use = use or use_of(first_row(path))
-    how: dict[str, Any] = {"train": path, "on_bad_row": "skip", "layout": layout}
-    how |= {"template": "chat"} if template == "chat" else {}
+    chat = {"template": "chat"} if template == "chat" else {}
+    how: dict[str, Any] = {"train": path, "on_bad_row": "skip", "layout": layout, **chat}
     return Rows(path, DataConfig(**how) if use == "prompts" else FitDataConfig(**how), use, model)
 
 
@@ -107,9 +107,9 @@ def converted(row: Mapping[str, Any], fields: Fields, use: Use) -> dict[str, Any
         for name, value in found.items()
         if value is not MISSING
     }
-    needed: tuple[str, ...] = ("messages",) if "messages" in found else NEEDED[use]
+    needed = ["messages"] if "messages" in found else NEEDED[use]
     if use == "pairs" and not isinstance(found.get("chosen"), str):
-        needed = ("chosen", "rejected")
+        needed = ["chosen", "rejected"]
     if missing := [name for name in needed if name not in found]:
         raise ValueError(f"expected {', '.join(fields.paths[name] for name in missing)}; the row has {sorted(row)}")
     if fields.convert is not None:
@@ -133,9 +133,9 @@ def convert(rows: Rows, to: Path) -> tuple[int, BadRows]:
                 line = json.dumps(converted(row, fields, use), default=str)
             except ValueError as error:
                 bad.add(place, error)
-                continue
-            file.write(line + "\n")
-            count += 1
+            else:
+                file.write(line + "\n")
+                count += 1
     return count, bad
 
 
@@ -215,7 +215,7 @@ def show(found: Survey, path: Path | str, console: Any, tokenizer: Any = None) -
     console.print(f"lengths in {unit}", style="bold")
     for line in histogram(found.lengths):
         console.print(line, highlight=False)
-    doubles = sum(count - 1 for count in found.contents.values())
+    doubles = found.contents.total() - len(found.contents)
     console.print(f"duplicates: {doubles}; rows that cannot be used: {found.bad.count}", highlight=False)
     if found.bad.count:
         console.print(visible(found.bad.text()), style="yellow", highlight=False, soft_wrap=True)

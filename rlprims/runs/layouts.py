@@ -28,22 +28,13 @@ def _cases(tests: Any) -> Any:
 
 _CONVERT = {"livecodebench": _cases}
 """By layout what makes of the answer what verifiers read."""
+_TABLES = _json.beside(__file__, "layouts.json")
 LAYOUTS: dict[Use, dict[str, Layout]] = {
-    use: {name: Layout(**layout) for name, layout in layouts.items()}
-    for use, layouts in _json.beside(__file__, "layouts.json").items()
+    use: {name: Layout(**layout) for name, layout in layouts.items()} for use, layouts in _TABLES["layouts"].items()
 }
 """By what the rows are for and by name; the first that fits is recognized."""
-
-NEEDED: dict[Use, tuple[str, ...]] = {
-    "prompts": ("question", "answer"),
-    "demonstrations": ("prompt", "response"),
-    "pairs": ("prompt", "chosen", "rejected"),
-}
-_OTHERS: dict[Use, tuple[str, ...]] = {
-    "prompts": ("source", "tools"),
-    "demonstrations": ("messages", "tools"),
-    "pairs": ("tools",),
-}
+NEEDED: dict[Use, list[str]] = _TABLES["needed"]
+_OTHERS: dict[Use, list[str]] = _TABLES["others"]
 MISSING = object()
 
 
@@ -61,9 +52,7 @@ def value_at(row: Any, path: str) -> Any:
     for name, index in re.findall(r"([^.\[\]]+)|\[(-?\d+)\]", path):
         try:
             value = value[int(index)] if index else value[name] if isinstance(value, Mapping) else MISSING
-        except (KeyError, IndexError, TypeError):
-            return MISSING
-        if value is MISSING:
+        except (KeyError, IndexError, TypeError):  # also of MISSING[0]
             return MISSING
     return value
 
@@ -91,7 +80,7 @@ def fields_of(config: Any, use: Use, row: Mapping[str, Any]) -> Fields:
     """
     paths = {name: str(getattr(config, name)) for name in (*NEEDED[use], *_OTHERS[use])}
     has_chat = "messages" in paths and value_at(row, paths["messages"]) is not MISSING
-    needed = () if has_chat or getattr(config, "environment", None) is not None else NEEDED[use]
+    needed = [] if has_chat or getattr(config, "environment", None) is not None else NEEDED[use]
     name = config.layout
     if name is None and any(value_at(row, paths[field]) is MISSING for field in needed):
         name = layout_of(row, use)
