@@ -59,6 +59,7 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_usual_loss_breaks_laws_and_each_program_shows_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check-loss", "mine_of_a_trainer:usual", "--arguments", f"{NAMES},clip=0.2"]
     assert main(command) == 1

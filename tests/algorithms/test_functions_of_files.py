@@ -53,6 +53,7 @@ def test_it_is_named_by_its_path_and_read_back(mine: Path) -> None:
     assert json.loads("1") == 1
 
 
+@pytest.mark.slow
 def test_another_process_gets_it(mine: Path) -> None:
     """As a rank does, whose arguments are pickled, and a pool's worker, which has the path."""
     spec = algorithms.grpo().replace(policy_loss=use(f"{mine}:loss", clip=0.1))

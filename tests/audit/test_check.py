@@ -105,6 +105,7 @@ def test_every_code_has_a_page_and_a_row_in_the_docs() -> None:
         assert all(word in (look.__doc__ or "") for word in words), code
 
 
+@pytest.mark.slow
 def test_what_a_message_writes_is_filled_in() -> None:
     for each in BUGS[::9]:
         for finding in audit.check(planted(each, 0)).findings:

@@ -215,6 +215,7 @@ def test_its_learning_rate_is_that_of_its_weights_alone(saved):
             assert size == pytest.approx(2e-3 if name in tower(module) else 1e-4, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vision", ["frozen", "trained"])
 @pytest.mark.parametrize("kind", vision_zoo.KINDS)
 def test_a_resumed_run_and_an_exported_model_have_the_same_numbers(saved, kind, vision, tmp_path):

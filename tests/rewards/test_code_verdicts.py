@@ -268,6 +268,7 @@ def test_tests_that_cannot_be_run_raise(answer: Any, why: str) -> None:
         code_asserts("def apply(f, x): return f(x)\ndef depth(x): return 1", answer)
 
 
+@pytest.mark.slow
 def test_cases_of_one_program_do_not_cost_each_other() -> None:
     code = "import os, sys, time, threading, atexit\nx = input()\nif x == 'kill': os.kill(os.getpid(), 9)\n"
     code += "if x == 'hang': time.sleep(99)\nif x == 'flood':\n    while True: print('x' * 1000)\n"

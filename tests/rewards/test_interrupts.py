@@ -144,6 +144,7 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["several", "the pool"])
 def test_the_rows_of_a_pool(pool: Pool, through: str) -> None:
     """Through several it scored its whole batch first."""

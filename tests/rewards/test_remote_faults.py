@@ -298,6 +298,7 @@ print(remote(sys.argv[1], ["ab"], [""]).scores.tolist(), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_names_that_are_never_looked_up_hold_neither_other_names_nor_the_process(server: Server) -> None:
     server.reply = lengths
     url = server.url.replace("127.0.0.1", "localhost")

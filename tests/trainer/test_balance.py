@@ -10,6 +10,7 @@ from tests import tiny
 from tests.trainer.runs import metrics_of, rlprims
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 def test_two_steps_with_it_and_two_without(
     settings: dict[str, Any],

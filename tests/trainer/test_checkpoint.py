@@ -231,6 +231,7 @@ def in_shards(model: Path) -> Callable[[Path], None]:
     return writer
 
 
+@pytest.mark.slow
 def test_a_death_while_models_are_added_leaves_the_checkpoint(model: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     save_checkpoint(base, 1, in_shards(model), keep=1)

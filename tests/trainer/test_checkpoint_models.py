@@ -15,6 +15,7 @@ from rlprims.trainer.config import Config
 from rlprims.trainer.session import start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "expected"), [("last", {3, 6}), ("every", {2, 3, 4, 6})])
 def test_the_last_and_the_best_or_all(
     load: Callable[..., Config],

@@ -162,6 +162,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_named_and_no_other(
     plant: Any, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -301,6 +302,7 @@ def healthy(run: Run, overrides: tuple[str, ...], changes: dict[str, Any], direc
     return run(*overrides, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_raises_no_alarm(name: str, run: Run, tmp_path: Path) -> None:
     path = healthy(run, *HEALTHY[name], tmp_path, 4)

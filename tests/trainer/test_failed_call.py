@@ -94,6 +94,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_every_call_of_a_run_can_be_made_again(
     settings: dict[str, Any],
     write_config: Callable[[dict[str, Any]], Path],

@@ -95,6 +95,7 @@ def test_the_bound_is_kept_and_each_group_is_trained_on_once(
     assert any(overtaken), "a slow group was overtaken"
 
 
+@pytest.mark.slow
 def test_in_one_process_it_repeats_itself_and_a_resume_repeats_the_rest(
     load: Callable[..., Config], either: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_in_one_process_it_repeats_itself_and_a_resume_repeats_the_rest(
     assert metrics_of(broken) == metrics_of(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_more_steps_is_the_longer_run(
     load: Callable[..., Config], flowing: dict[str, Any], console: Console, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def push(hub: Hub, *arguments: str | Path, token: str = "hf_test") -> subprocess
     return subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_the_folder_and_prints_the_card(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "me/words", "--dry-run", "--checkpoint", "2"]) == 0
     card = (run / "hub/README.md").read_text()
@@ -122,6 +123,7 @@ def test_a_dry_run_writes_the_folder_and_prints_the_card(run: Path, capsys: pyte
     assert (run / "hub/curves.png").exists()
 
 
+@pytest.mark.slow
 def test_the_real_client_commits_what_the_folder_has(run: Path, hub: Hub) -> None:
     pushed = push(hub, run, "me/words", "--private", "--checkpoint", "best")
     assert pushed.returncode == 0, pushed.stderr
@@ -148,6 +150,7 @@ def test_the_real_client_commits_what_the_folder_has(run: Path, hub: Hub) -> Non
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -109,6 +109,7 @@ def test_a_server_that_fails_costs_its_rows_and_is_counted(
     assert failed
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tests.trainer.verifiers")
 def test_from_the_command_line_to_a_resume(
     load: Load, listed: Settings, console: Console, tmp_path: Path, server: Server

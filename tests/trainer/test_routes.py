@@ -22,6 +22,7 @@ def mixture(settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return {**settings, "model": {**settings["model"], "path": str(path), "replay_routes": True}}
 
 
+@pytest.mark.slow
 def test_a_run_with_the_command_and_its_resume(
     mixture: dict[str, Any], write_config: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:

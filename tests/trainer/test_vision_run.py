@@ -51,6 +51,7 @@ def trained(run: Path) -> list[dict[str, Any]]:
     return [{name: x for name, x in line.items() if name != "generated_tokens_total"} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_whole_one_and_its_model_is_read_elsewhere(job: dict[str, Any], tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     rlprims("train", write(job, tmp_path / "job.yaml", run_dir=str(whole)))

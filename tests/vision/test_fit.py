@@ -338,6 +338,7 @@ def written(settings: dict[str, Any], path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "model"), [("sft", {"vision": "trained", "vision_lr": 1e-4}), ("dpo", {"lora": {"rank": 2}})]
 )
