@@ -24,11 +24,11 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
 fi
 until ray health-check --address "$head:$port" 2> /dev/null; do sleep 2; done
 
+trap 'kill -TERM "${run:-$!}"' TERM
 # The run waits ray.start_timeout for the CPUs and GPUs of the other nodes.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
     rlprims train "$config" execution=ray ray.address="$head:$port" ray.placement=PACK "$@" --resume-if-exists &
 run=$!
-trap 'kill -TERM "$run"' TERM
 code=0
 wait "$run" || code=$?
 if kill -0 "$run" 2> /dev/null; then # SIGTERM ended the first wait: the run saves
