@@ -300,4 +300,4 @@ def test_cases_of_one_program_do_not_cost_each_other() -> None:
 )
 def test_a_program_that_attacks_what_runs_it_earns_nothing(code: str) -> None:
     assert code_stdin(code, TWICE, seconds=1, partial=True)["passed"] == 0
-    assert code_stdin(CODE, TWICE)["score"] == 1
+    assert code_stdin(CODE, TWICE, seconds=30, total_seconds=60)["score"] == 1
