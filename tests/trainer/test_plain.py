@@ -55,7 +55,6 @@ def test_commands_without_the_extra_work(told: dict[str, tuple[int, str, str]]) 
     assert "page.html" in shown["rollouts RUN --html RUN/page.html"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", NEED_MORE)
 def test_a_command_without_its_package_prints_one_line(told: dict[str, tuple[int, str, str]], command: str) -> None:
     code, out, err = told[command]
